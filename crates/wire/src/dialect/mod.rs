@@ -1,0 +1,223 @@
+//! How a plan becomes requests in an engine's own words, and how its replies are read.
+//!
+//! Invariants: a leg is the client's bytes with only the needed members spliced in or out; hand-off
+//! members that the client sent never pass; a hand-off is used once, which its type enforces.
+
+mod vllm;
+
+use bytes::Bytes;
+
+use crate::body::Body;
+
+/// Which endpoint a request came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Api {
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/chat/completions`
+    Chat,
+    /// Any other body with a `model`: passed through.
+    Other,
+}
+
+/// A client's request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The endpoint.
+    pub api: Api,
+    /// What was sent to it.
+    pub body: Body,
+}
+
+impl Request {
+    /// Whether prefill and decode may run on different workers; if not, why (a short label).
+    pub fn disaggregable(&self) -> Result<(), &'static str> {
+        match self.api {
+            Api::Completions | Api::Chat => Ok(()),
+            Api::Other => Err("not_generation"),
+        }
+    }
+}
+
+/// What the router adds to a leg.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LegContext<'a> {
+    /// Sent as `X-Request-Id`.
+    pub request_id: &'a str,
+    /// The prompt's tokens, to be sent instead of text where the worker takes them. Only when they
+    /// are exact; None keeps the client's own prompt.
+    pub prompt_ids: Option<&'a [u32]>,
+    /// The data-parallel rank the leg is for.
+    pub rank: Option<u32>,
+}
+
+/// A request to an engine. The path is the client's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegRequest {
+    /// JSON.
+    pub body: Bytes,
+    /// Headers to add (names in lower case).
+    pub headers: Vec<(&'static str, String)>,
+}
+
+/// What the prefill leg left for the decode leg. Neither `Clone` nor readable apart from these
+/// fields: it is used once.
+#[derive(Debug)]
+pub struct Handoff {
+    params: String,
+    remote_engine_id: Option<String>,
+    prompt_tokens: Option<u32>,
+    lease_ms: u64,
+}
+
+impl Handoff {
+    /// The engine instance that holds the KV.
+    pub fn remote_engine_id(&self) -> Option<&str> {
+        self.remote_engine_id.as_deref()
+    }
+
+    /// Prompt tokens whose KV is held, as the engine counted them.
+    pub fn prompt_tokens(&self) -> Option<u32> {
+        self.prompt_tokens
+    }
+
+    /// How long after the prefill answer the KV is held at least.
+    pub fn lease_ms(&self) -> u64 {
+        self.lease_ms
+    }
+}
+
+/// Why an engine did not do its part, for the ladder and the breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// 429 or 503: it has too much to do.
+    Overload(u16),
+    /// Another 5xx.
+    Server(u16),
+    /// A reply that the dialect does not know.
+    Protocol(&'static str),
+}
+
+/// A prefill leg's reply.
+#[derive(Debug)]
+pub enum Prefill {
+    /// Go on with the decode leg.
+    Handoff(Handoff),
+    /// 4xx: the client's answer, as it stands.
+    ClientError(u16),
+    /// Not done. A hand-off that came but must not be used is given along, to be released.
+    Failed(Failure, Option<Handoff>),
+}
+
+/// What a status means, before the body is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// 2xx
+    Ok,
+    /// 4xx other than 429: the client's own doing.
+    Client(u16),
+    /// The engine's doing.
+    Failed(Failure),
+}
+
+/// Classifies an engine's status.
+pub fn verdict(status: u16) -> Verdict {
+    match status {
+        200..=299 => Verdict::Ok,
+        429 | 503 => Verdict::Failed(Failure::Overload(status)),
+        400..=499 => Verdict::Client(status),
+        500..=599 => Verdict::Failed(Failure::Server(status)),
+        _ => Verdict::Failed(Failure::Protocol("unexpected status")),
+    }
+}
+
+/// The order in which the legs of a remote path start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The decode leg needs the prefill leg's answer.
+    PrefillFirst,
+    /// Both at once.
+    Together,
+}
+
+/// An engine's way to speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// vLLM with NixlConnector.
+    Vllm(Vllm),
+    /// Any OpenAI-compatible server, unified only.
+    OpenAi,
+}
+
+/// What a vLLM worker was found to be able to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vllm {
+    /// Chat takes token ids in `kv_transfer_params.prompt_token_ids` (0.28 and later).
+    pub chat_takes_ids: bool,
+    /// How long a prefill worker holds KV for nobody (`kv_lease_duration`).
+    pub lease_ms: u64,
+}
+
+impl Default for Vllm {
+    fn default() -> Self {
+        Vllm { chat_takes_ids: false, lease_ms: 30_000 }
+    }
+}
+
+impl Dialect {
+    /// The order of the legs; None if the engine cannot split a request.
+    pub fn order(&self) -> Option<Order> {
+        match self {
+            Dialect::Vllm(_) => Some(Order::PrefillFirst),
+            Dialect::OpenAi => None,
+        }
+    }
+
+    /// The request to the prefill worker; None if the engine cannot split this request.
+    pub fn prefill_leg(&self, request: &Request, leg: &LegContext<'_>) -> Option<LegRequest> {
+        match self {
+            Dialect::Vllm(vllm) => Some(vllm.prefill_leg(request, leg)),
+            Dialect::OpenAi => None,
+        }
+    }
+
+    /// Reads the prefill worker's reply. `exact_tokens` is the router's own exact count of the
+    /// prompt, which the engine's must equal.
+    pub fn read_prefill(&self, status: u16, body: &[u8], exact_tokens: Option<u32>) -> Prefill {
+        match self {
+            Dialect::Vllm(vllm) => vllm.read_prefill(status, body, exact_tokens),
+            Dialect::OpenAi => {
+                Prefill::Failed(Failure::Protocol("this engine has no prefill leg"), None)
+            }
+        }
+    }
+
+    /// The request to the decode worker.
+    pub fn decode_leg(
+        &self,
+        request: &Request,
+        handoff: Handoff,
+        leg: &LegContext<'_>,
+    ) -> LegRequest {
+        match self {
+            Dialect::Vllm(vllm) => vllm.decode_leg(request, handoff, leg),
+            Dialect::OpenAi => self.local_leg(request, leg),
+        }
+    }
+
+    /// The request to a worker that does both.
+    pub fn local_leg(&self, request: &Request, leg: &LegContext<'_>) -> LegRequest {
+        match self {
+            Dialect::Vllm(vllm) => vllm.local_leg(request, leg),
+            Dialect::OpenAi => LegRequest { body: request.body.bytes().clone(), headers: vec![] },
+        }
+    }
+
+    /// The path and request that make a decode worker give up a hand-off that nobody will pull.
+    pub fn release(&self, model: &str, handoff: Handoff) -> Option<(&'static str, LegRequest)> {
+        match self {
+            Dialect::Vllm(vllm) => Some(vllm.release(model, handoff)),
+            Dialect::OpenAi => None,
+        }
+    }
+}
