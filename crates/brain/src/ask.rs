@@ -1,0 +1,51 @@
+//! What the brain is told about one request.
+
+use crate::fleet::{Held, Path};
+use crate::ladder::Ladder;
+
+/// One request that wants a plan. Build it with [`Ask::new`] and set what differs.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Prompt tokens; of a batch, those of all its prompts.
+    pub isl_tokens: u32,
+    /// The ISL was estimated from bytes.
+    pub estimated: bool,
+    /// Only the prefix before the first image, audio or embedding was hashed.
+    pub partial: bool,
+    /// What each worker holds of the prompt, by slot; a slot beyond the end holds nothing.
+    pub held: &'a [Held],
+    /// The most tokens a sequence may generate, if the request says so.
+    pub max_new_tokens: Option<u32>,
+    /// Output sequences: `n`, times the prompts of a batch.
+    pub sequences: u32,
+    /// Whether the prompt can be computed on one worker and decoded on another (not so for batches).
+    pub disaggregable: bool,
+    /// The session that the request belongs to.
+    pub session: Option<u64>,
+    /// The path that the client asked for; ignored unless the settings allow it.
+    pub wish: Option<Path>,
+    /// What has been tried for this request so far.
+    pub tries: &'a Ladder,
+    /// Workers that can serve this request, by slot (LoRA residency, labels); a slot beyond the end
+    /// cannot. `None`: every worker can.
+    pub eligible: Option<&'a [bool]>,
+}
+
+impl<'a> Ask<'a> {
+    /// A single-sequence request of `isl_tokens` tokens, of which the workers hold `held`.
+    pub fn new(isl_tokens: u32, held: &'a [Held], tries: &'a Ladder) -> Ask<'a> {
+        Ask {
+            isl_tokens,
+            estimated: false,
+            partial: false,
+            held,
+            max_new_tokens: None,
+            sequences: 1,
+            disaggregable: true,
+            session: None,
+            wish: None,
+            tries,
+            eligible: None,
+        }
+    }
+}
