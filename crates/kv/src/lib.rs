@@ -1,1 +1,21 @@
-//! placeholder
+//! What the router knows of every worker's KV cache.
+//!
+//! Block hashing ([`Hasher`]), the prefix index ([`index`]) and the event-stream cursor
+//! ([`Cursor`]). No async, IO, clock, env or logging: time and randomness come in as arguments.
+//! Decoding of engine messages is not here (the wire crate), nor are sockets.
+
+mod cursor;
+mod event;
+mod hash;
+mod index;
+mod names;
+mod reference;
+
+pub use cursor::{Action, ClearCause, Cursor, CursorLimits, CursorStats, Stamp, Standing};
+pub use event::{EventKey, EventScope, Groups, GroupsVerdict};
+pub use hash::{BlockExtra, ExtraBuilder, Hasher, Space, SpaceKey};
+pub use index::{
+    Applied, Approximate, Depth, Event, IndexSettings, Overlap, Reader, Removed, SlotStats, Stats,
+    Store, Stored, Writer, index, index_with,
+};
+pub use names::{BlockHash, EngineHash, Slot, Tier};

@@ -1,0 +1,333 @@
+//! The prefix index as its users see it: one [`Writer`], any number of [`Reader`]s.
+//!
+//! Invariant: no answer ever exceeds the longest contiguous prefix that the applied events say a
+//! worker holds. Readers see every call of the writer wholly or not at all.
+//! The body behind this interface is in `reference.rs`; nothing here knows how it stores blocks.
+
+use crate::hash::{BlockExtra, Space};
+use crate::names::{BlockHash, EngineHash, Slot, Tier};
+use crate::reference::Index;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// A worker stored blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Store<'a> {
+    /// Who stored them.
+    pub slot: Slot,
+    /// Where they lie.
+    pub tier: Tier,
+    /// The blocks' space; after a known `parent` only its block size and seed matter.
+    pub space: Space,
+    /// The worker's name of the block before the first; `None` starts a sequence.
+    pub parent: Option<EngineHash>,
+    /// The worker's names of the blocks, in order.
+    pub blocks: &'a [EngineHash],
+    /// The tokens of all blocks. Empty: the blocks are known to the worker by name already and
+    /// have one more copy in `tier` (vLLM's offloading connector announces so).
+    pub tokens: &'a [u32],
+    /// One per block, or empty if no block has any.
+    pub extra: &'a [BlockExtra],
+}
+
+/// A change of what a worker holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// Blocks were stored.
+    Store(Store<'a>),
+    /// One copy of each block was removed.
+    Remove {
+        /// By whom.
+        slot: Slot,
+        /// From where.
+        tier: Tier,
+        /// The worker's names of them.
+        blocks: &'a [EngineHash],
+    },
+    /// The worker holds nothing any more.
+    Clear {
+        /// Which worker.
+        slot: Slot,
+    },
+}
+
+/// What became of the blocks of a [`Store`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Counted as held, once per copy.
+    pub blocks: u64,
+    /// Dropped: the parent (or, without tokens, the block) is unknown, so the prefix cannot be.
+    pub orphaned: u64,
+    /// Dropped: tokens or extras do not fit the blocks.
+    pub malformed: u64,
+    /// Of `blocks`, those whose name meant another prefix before; that prefix was forgotten.
+    pub renamed: u64,
+    /// Dropped: the worker's bound was reached ([`IndexSettings::blocks_per_slot`]).
+    pub refused: u64,
+}
+
+/// What became of the blocks of a removal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Copies given up.
+    pub blocks: u64,
+    /// Names that the worker does not hold in that tier.
+    pub unknown: u64,
+}
+
+/// The sum of a batch of events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Of all stores.
+    pub stored: Stored,
+    /// Of all removals.
+    pub removed: Removed,
+    /// How many clears.
+    pub clears: u64,
+}
+
+/// How the router's own placements stand in for a worker's events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Approximate {
+    /// The worker's KV blocks: beyond it the least recently placed go. `None`: the index's own
+    /// bound ([`IndexSettings::placed_per_slot`]).
+    pub capacity_blocks: Option<u64>,
+    /// How long a placement counts; `None`: until the capacity is reached.
+    pub ttl_ns: Option<u64>,
+}
+
+/// Bounds of an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexSettings {
+    /// Block names per worker rank; stores beyond it are refused and counted.
+    pub blocks_per_slot: u64,
+    /// Placed or predicted blocks per worker rank; the least recently placed go first.
+    pub placed_per_slot: u64,
+    /// How long a placement on a worker with events counts unless an event confirms it.
+    pub prediction_ttl_ns: u64,
+}
+
+impl Default for IndexSettings {
+    fn default() -> Self {
+        Self {
+            blocks_per_slot: 1 << 23,
+            placed_per_slot: 1 << 20,
+            prediction_ttl_ns: 5_000_000_000,
+        }
+    }
+}
+
+/// Blocks of a chain that one worker holds contiguously from the start.
+///
+/// Each tier counts what it adds to the faster ones: `device` blocks are on the device, the next
+/// `host` blocks are on device or host, the next `disk` blocks are in any tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// The prefix on the device.
+    pub device: u32,
+    /// Further blocks with the host tier.
+    pub host: u32,
+    /// Further blocks with the disk tier.
+    pub disk: u32,
+}
+
+impl Depth {
+    /// Blocks in any tier.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.device.saturating_add(self.host).saturating_add(self.disk)
+    }
+}
+
+/// The answer to one query, reused from query to query without allocating.
+#[derive(Clone, Debug, Default)]
+pub struct Overlap {
+    depths: Vec<Depth>,
+}
+
+impl Overlap {
+    /// An empty answer.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What `slot` holds; a slot that the index does not know holds nothing.
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> Depth {
+        self.depths.get(usize::from(slot.0)).copied().unwrap_or_default()
+    }
+
+    /// Depths by slot number; slots beyond the end hold nothing.
+    #[must_use]
+    pub fn depths(&self) -> &[Depth] {
+        &self.depths
+    }
+
+    /// Forgets the answer and makes room for `slots` workers.
+    pub(crate) fn reset(&mut self, slots: usize) -> &mut [Depth] {
+        self.depths.clear();
+        self.depths.resize(slots, Depth::default());
+        &mut self.depths
+    }
+}
+
+/// What the index holds and has counted for one worker rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotStats {
+    /// Which.
+    pub slot: Slot,
+    /// Distinct blocks held in any tier, placed and predicted ones included.
+    pub blocks: u64,
+    /// Distinct blocks per tier, by events alone.
+    pub tiers: [u64; Tier::COUNT],
+    /// The worker's block names.
+    pub names: u64,
+    /// Placed or predicted blocks.
+    pub placed: u64,
+    /// Of all stores so far.
+    pub stored: Stored,
+    /// Of all removals so far.
+    pub removed: Removed,
+    /// Clears so far.
+    pub clears: u64,
+    /// Predictions that an event confirmed.
+    pub confirmed: u64,
+    /// Placements that ran out of time.
+    pub expired: u64,
+    /// Placements that made room for others.
+    pub evicted: u64,
+}
+
+/// What the index holds and has counted, per worker rank that ever had anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// By ascending slot number.
+    pub slots: Vec<SlotStats>,
+}
+
+/// An empty index with the default bounds.
+#[must_use]
+pub fn index() -> (Writer, Reader) {
+    index_with(IndexSettings::default())
+}
+
+/// An empty index with these bounds.
+#[must_use]
+pub fn index_with(settings: IndexSettings) -> (Writer, Reader) {
+    let shared = Arc::new(RwLock::new(Index::new(settings)));
+    (Writer { shared: Arc::clone(&shared) }, Reader { shared })
+}
+
+/// The one who changes the index.
+#[derive(Debug)]
+pub struct Writer {
+    shared: Arc<RwLock<Index>>,
+}
+
+impl Writer {
+    /// Applies events in order. Readers see the batch as one change.
+    pub fn apply(&mut self, events: &[Event<'_>]) -> Applied {
+        self.with(|index| {
+            let mut sum = Applied::default();
+            for event in events {
+                match event {
+                    Event::Store(store) => sum.stored.add(index.store(store)),
+                    Event::Remove { slot, tier, blocks } => {
+                        sum.removed.add(index.remove(*slot, *tier, blocks));
+                    }
+                    Event::Clear { slot } => {
+                        index.clear(*slot);
+                        sum.clears += 1;
+                    }
+                }
+            }
+            sum
+        })
+    }
+
+    /// A worker stored blocks.
+    pub fn store(&mut self, store: &Store<'_>) -> Stored {
+        self.with(|index| index.store(store))
+    }
+
+    /// A worker gave up one copy of each of these blocks.
+    pub fn remove(&mut self, slot: Slot, tier: Tier, blocks: &[EngineHash]) -> Removed {
+        self.with(|index| index.remove(slot, tier, blocks))
+    }
+
+    /// A worker holds nothing (any more): cache cleared, restarted, removed, or stale.
+    pub fn clear(&mut self, slot: Slot) {
+        self.with(|index| index.clear(slot));
+    }
+
+    /// The router placed a prompt with this chain on a worker.
+    ///
+    /// In approximate mode the blocks count until capacity or TTL drops them. Otherwise they are
+    /// a prediction that ends after [`IndexSettings::prediction_ttl_ns`] or, block by block, when
+    /// an event confirms it. Time that goes backwards counts as standing still.
+    pub fn place(&mut self, slot: Slot, chain: &[BlockHash], now_ns: u64) {
+        self.with(|index| index.place(slot, chain, now_ns));
+    }
+
+    /// Switches a worker's approximate mode on (`Some`) or off; what was placed is forgotten.
+    pub fn set_approximate(&mut self, slot: Slot, mode: Option<Approximate>) {
+        self.with(|index| index.set_approximate(slot, mode));
+    }
+
+    /// Drops every placement whose time is over.
+    pub fn expire(&mut self, now_ns: u64) {
+        self.with(|index| index.expire(now_ns));
+    }
+
+    /// Counters and sizes per worker.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared.read().unwrap_or_else(PoisonError::into_inner).stats()
+    }
+
+    /// Another reader.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader { shared: Arc::clone(&self.shared) }
+    }
+
+    fn with<T>(&mut self, change: impl FnOnce(&mut Index) -> T) -> T {
+        change(&mut self.shared.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// One who asks the index. Cheap to clone; any number, on any thread.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    shared: Arc<RwLock<Index>>,
+}
+
+impl Reader {
+    /// How deep each worker holds `chain`, for all workers in one walk.
+    pub fn overlap(&self, chain: &[BlockHash], out: &mut Overlap) {
+        self.shared.read().unwrap_or_else(PoisonError::into_inner).overlap(chain, out);
+    }
+
+    /// Distinct blocks that a worker holds in any tier, placed and predicted ones included.
+    #[must_use]
+    pub fn blocks(&self, slot: Slot) -> u64 {
+        self.shared.read().unwrap_or_else(PoisonError::into_inner).blocks(slot)
+    }
+}
+
+impl Stored {
+    pub(crate) fn add(&mut self, more: Self) {
+        self.blocks += more.blocks;
+        self.orphaned += more.orphaned;
+        self.malformed += more.malformed;
+        self.renamed += more.renamed;
+        self.refused += more.refused;
+    }
+}
+
+impl Removed {
+    pub(crate) fn add(&mut self, more: Self) {
+        self.blocks += more.blocks;
+        self.unknown += more.unknown;
+    }
+}
