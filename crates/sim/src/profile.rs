@@ -95,3 +95,45 @@ impl Profile {
         }
     }
 }
+
+/// What one step computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepShape {
+    sequences: u32,
+    context: u64,
+    prefill_tokens: u32,
+    prefill_tokens_by_context: f64,
+}
+
+impl StepShape {
+    /// Adds a sequence that decodes one token with this much context.
+    pub fn decode(&mut self, context: u32) {
+        self.sequences += 1;
+        self.context += u64::from(context);
+    }
+
+    /// Adds a chunk of a prompt, `before` tokens into it.
+    pub fn prefill(&mut self, tokens: u32, before: u32) {
+        self.prefill_tokens += tokens;
+        let mean_context = f64::from(before) + f64::from(tokens) / 2.0;
+        self.prefill_tokens_by_context += f64::from(tokens) * mean_context;
+    }
+}
+
+impl Profile {
+    /// Seconds of one step.
+    #[must_use]
+    pub fn step_time(&self, shape: &StepShape) -> f64 {
+        let decode = self.c1 * f64::from(shape.sequences) + self.c2 * shape.context as f64;
+        let prefill = self.k0
+            + self.a1 * f64::from(shape.prefill_tokens)
+            + self.a2 * shape.prefill_tokens_by_context;
+        decode + self.c0.max(prefill)
+    }
+
+    /// Seconds of a transfer: the fixed hop, and the time that the link is busy.
+    #[must_use]
+    pub fn transfer_time(&self, tokens: u32) -> (f64, f64) {
+        (self.x0, self.kv_bytes_per_token * f64::from(tokens) / self.bandwidth)
+    }
+}
