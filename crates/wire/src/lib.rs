@@ -8,6 +8,7 @@
 pub mod body;
 pub mod dialect;
 pub mod discovery;
+mod json;
 pub mod kv_events;
 pub mod load;
 pub mod openai;

@@ -3,49 +3,24 @@
 //! Invariants: a leg is the client's bytes with only the needed members spliced in or out; hand-off
 //! members that the client sent never pass; a hand-off is used once, which its type enforces.
 
+mod request;
 mod vllm;
 
 use bytes::Bytes;
 
 use crate::body::Body;
 
-/// Which endpoint a request came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Api {
-    /// `/v1/completions`
-    Completions,
-    /// `/v1/chat/completions`
-    Chat,
-    /// Any other body with a `model`: passed through.
-    Other,
-}
-
-/// A client's request.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// The endpoint.
-    pub api: Api,
-    /// What was sent to it.
-    pub body: Body,
-}
-
-impl Request {
-    /// Whether prefill and decode may run on different workers; if not, why (a short label).
-    pub fn disaggregable(&self) -> Result<(), &'static str> {
-        match self.api {
-            Api::Completions | Api::Chat => Ok(()),
-            Api::Other => Err("not_generation"),
-        }
-    }
-}
+pub use request::{Api, Request, is_reserved_header};
+pub use vllm::Vllm;
 
 /// What the router adds to a leg.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LegContext<'a> {
     /// Sent as `X-Request-Id`.
     pub request_id: &'a str,
-    /// The prompt's tokens, to be sent instead of text where the worker takes them. Only when they
-    /// are exact; None keeps the client's own prompt.
+    /// The prompt's tokens, to be sent instead of text where the worker takes them. Only if they are
+    /// exact, the prompt is text alone, and every worker of the path takes them, so that all legs
+    /// carry the same prompt; None keeps the client's own.
     pub prompt_ids: Option<&'a [u32]>,
     /// The data-parallel rank the leg is for.
     pub rank: Option<u32>,
@@ -64,7 +39,7 @@ pub struct LegRequest {
 /// fields: it is used once.
 #[derive(Debug)]
 pub struct Handoff {
-    params: String,
+    params: Body,
     remote_engine_id: Option<String>,
     prompt_tokens: Option<u32>,
     lease_ms: u64,
@@ -149,21 +124,6 @@ pub enum Dialect {
     OpenAi,
 }
 
-/// What a vLLM worker was found to be able to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vllm {
-    /// Chat takes token ids in `kv_transfer_params.prompt_token_ids` (0.28 and later).
-    pub chat_takes_ids: bool,
-    /// How long a prefill worker holds KV for nobody (`kv_lease_duration`).
-    pub lease_ms: u64,
-}
-
-impl Default for Vllm {
-    fn default() -> Self {
-        Vllm { chat_takes_ids: false, lease_ms: 30_000 }
-    }
-}
-
 impl Dialect {
     /// The order of the legs; None if the engine cannot split a request.
     pub fn order(&self) -> Option<Order> {
@@ -209,15 +169,30 @@ impl Dialect {
     pub fn local_leg(&self, request: &Request, leg: &LegContext<'_>) -> LegRequest {
         match self {
             Dialect::Vllm(vllm) => vllm.local_leg(request, leg),
-            Dialect::OpenAi => LegRequest { body: request.body.bytes().clone(), headers: vec![] },
+            Dialect::OpenAi => {
+                LegRequest { body: request.body().bytes().clone(), headers: headers(leg) }
+            }
         }
     }
 
-    /// The path and request that make a decode worker give up a hand-off that nobody will pull.
+    /// The path and request that free a hand-off's KV on the prefill worker when nobody will pull
+    /// it. Sent to a decode worker, which refuses it (4xx) and tells the prefill worker.
     pub fn release(&self, model: &str, handoff: Handoff) -> Option<(&'static str, LegRequest)> {
         match self {
             Dialect::Vllm(vllm) => Some(vllm.release(model, handoff)),
             Dialect::OpenAi => None,
         }
     }
+}
+
+/// The headers of every leg.
+fn headers(leg: &LegContext<'_>) -> Vec<(&'static str, String)> {
+    let mut headers = Vec::with_capacity(2);
+    if !leg.request_id.is_empty() {
+        headers.push(("x-request-id", leg.request_id.to_owned()));
+    }
+    if let Some(rank) = leg.rank {
+        headers.push(("x-data-parallel-rank", rank.to_string()));
+    }
+    headers
 }

@@ -1,48 +1,255 @@
-//! vLLM with NixlConnector.
+//! vLLM with NixlConnector: prefill first; its answer's `kv_transfer_params` go onto the decode leg.
+//!
+//! Usage: the client sees the decode leg's. Its `cached_tokens` is truthful as it stands: from 0.31
+//! the object carries `remote_prefill_cached_tokens`, which the decode worker reports in place of its
+//! own count (in which pulled tokens look cached), so passing the object on unchanged is what keeps
+//! it true. Up to 0.30 the decode worker counts pulled tokens as cached; that is not rewritten, since
+//! a stream may not be.
 
-use super::{Failure, Handoff, LegContext, LegRequest, Prefill, Request, Verdict, Vllm, verdict};
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+
+use super::{Api, Failure, Handoff, LegContext, LegRequest, Prefill, Request, Verdict};
+use super::{headers, verdict};
+use crate::body::{Body, Limits};
+use crate::json;
+use crate::splice::Edit;
+
+/// What a vLLM worker was found to be able to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vllm {
+    /// Chat takes token ids in `kv_transfer_params.prompt_token_ids` (0.28 and later).
+    pub chat_takes_ids: bool,
+    /// How long a prefill worker holds KV for nobody (`kv_lease_duration`).
+    pub lease_ms: u64,
+}
+
+impl Default for Vllm {
+    fn default() -> Self {
+        Vllm { chat_takes_ids: false, lease_ms: 30_000 }
+    }
+}
+
+const PARAMS: &str = "kv_transfer_params";
+
+/// Taken off the prefill leg because they only concern tokens that are generated or how these are
+/// reported, and would cost the prefill worker time, end it without a hand-off, or clash with one
+/// token. What may enter the rendered prompt stays (see `UNRENDERED`).
+const GENERATION_ONLY: &[&str] = &[
+    // Clash with one token, or with an answer that is not a stream.
+    "min_tokens",
+    "stream_options",
+    "best_of",
+    // A stop at the first token would leave no hand-off: vLLM gives one only to a request that
+    // ended by length (up to 0.31). `ignore_eos` does the rest.
+    "stop",
+    "stop_token_ids",
+    // Compiling a grammar delays the prefill; the one token it would shape is thrown away.
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structural_tag",
+    // Computed and sent for nobody. `prompt_logprobs` and `echo` would also keep the prefix cache
+    // from being read.
+    "logprobs",
+    "top_logprobs",
+    "logprob_token_ids",
+    "prompt_logprobs",
+    "echo",
+    "return_token_ids",
+    "return_prompt_text",
+];
+
+/// Constrain generation (a grammar, again), but chat templates may render them into the prompt, so
+/// they go only if the prompt is not rendered by the engine. `tool_choice` cannot go alone: `tools`
+/// without it mean `auto`, which servers refuse unless told to allow it.
+const UNRENDERED: &[&str] = &["response_format", "tools", "tool_choice", "parallel_tool_calls"];
+
+/// More than any context length, so that the releasing request is always refused.
+const REFUSED_MAX_TOKENS: u32 = 1_000_000_000;
 
 impl Vllm {
+    /// The client's request, capped to one token, its KV to be held for a decode worker.
     pub(super) fn prefill_leg(&self, request: &Request, leg: &LegContext<'_>) -> LegRequest {
-        self.local_leg(request, leg)
+        let body = request.body();
+        let mut edit = Edit::new();
+        edit.set("max_tokens", "1").set("ignore_eos", "true");
+        for (name, json) in [("max_completion_tokens", "1"), ("n", "1"), ("stream", "false")] {
+            if body.raw(name).is_some() {
+                edit.set(name, json);
+            }
+        }
+        for name in GENERATION_ONLY {
+            edit.remove(name);
+        }
+        let ids = self.ids(request, leg);
+        if ids.is_some() || request.api() == Api::Completions {
+            for name in UNRENDERED {
+                edit.remove(name);
+            }
+        }
+        let mut params = "{\"do_remote_decode\":true".to_owned();
+        match (ids, request.api()) {
+            (Some(ids), Api::Chat) => {
+                let _ = write!(params, ",\"prompt_token_ids\":{}", ids_json(ids));
+            }
+            (Some(ids), _) => {
+                edit.set("prompt", ids_json(ids));
+            }
+            (None, _) => {}
+        }
+        params.push('}');
+        edit.set(PARAMS, params);
+        LegRequest { body: edit.apply(body), headers: headers(leg) }
     }
 
+    /// The client's request and exactly the object that the prefill leg gave.
     pub(super) fn decode_leg(
         &self,
         request: &Request,
         handoff: Handoff,
         leg: &LegContext<'_>,
     ) -> LegRequest {
-        drop(handoff);
-        self.local_leg(request, leg)
-    }
-
-    pub(super) fn local_leg(&self, request: &Request, _leg: &LegContext<'_>) -> LegRequest {
-        LegRequest { body: request.body.bytes().clone(), headers: vec![] }
-    }
-
-    pub(super) fn read_prefill(
-        &self,
-        status: u16,
-        _body: &[u8],
-        exact_tokens: Option<u32>,
-    ) -> Prefill {
-        match verdict(status) {
-            Verdict::Client(status) => Prefill::ClientError(status),
-            Verdict::Failed(failure) => Prefill::Failed(failure, None),
-            Verdict::Ok if exact_tokens == Some(0) => {
-                Prefill::Failed(Failure::Protocol("empty prompt"), None)
+        let Handoff { params: held, .. } = handoff;
+        let mut edit = Edit::new();
+        let mut params = held.bytes().clone();
+        match (self.ids(request, leg), request.api()) {
+            (Some(ids), Api::Chat) => {
+                params = Edit::new().set("prompt_token_ids", ids_json(ids)).apply(&held);
             }
-            Verdict::Ok => Prefill::Handoff(Handoff {
-                params: String::new(),
-                remote_engine_id: None,
-                prompt_tokens: None,
-                lease_ms: self.lease_ms,
-            }),
+            (Some(ids), _) => {
+                edit.set("prompt", ids_json(ids));
+            }
+            (None, _) => {}
+        }
+        edit.set(PARAMS, String::from_utf8_lossy(&params));
+        LegRequest { body: edit.apply(request.body()), headers: headers(leg) }
+    }
+
+    /// The client's request.
+    pub(super) fn local_leg(&self, request: &Request, leg: &LegContext<'_>) -> LegRequest {
+        let mut edit = Edit::new();
+        if let Some(ids) = self.ids(request, leg) {
+            match request.api() {
+                Api::Chat => {
+                    edit.set(PARAMS, format!("{{\"prompt_token_ids\":{}}}", ids_json(ids)))
+                }
+                _ => edit.set("prompt", ids_json(ids)),
+            };
+        }
+        LegRequest { body: edit.apply(request.body()), headers: headers(leg) }
+    }
+
+    /// Reads the prefill worker's answer.
+    pub(super) fn read_prefill(&self, status: u16, body: &[u8], exact: Option<u32>) -> Prefill {
+        match verdict(status) {
+            Verdict::Client(status) => return Prefill::ClientError(status),
+            Verdict::Failed(failure) => return Prefill::Failed(failure, None),
+            Verdict::Ok => {}
+        }
+        let Some(text) = json::text(body).ok().filter(|text| json::is_object(text)) else {
+            return protocol("the prefill answer is not a JSON object", None);
+        };
+        let params = match json::get(text, PARAMS) {
+            Some(params) if params != "null" => params,
+            _ => return protocol("the prefill answer has no kv_transfer_params", None),
+        };
+        let Ok(params) = Body::parse(Bytes::copy_from_slice(params.as_bytes()), &Limits::default())
+        else {
+            return protocol("kv_transfer_params is not an object", None);
+        };
+        // The decode engine takes these on trust and dies without them.
+        let held = |name: &str| params.text(name).is_some_and(|text| !text.is_empty());
+        if params.flag("do_remote_prefill") != Some(true) {
+            return protocol("kv_transfer_params do not ask for a remote prefill", None);
+        }
+        if !held("remote_engine_id")
+            || !held("remote_request_id")
+            || !held("remote_host")
+            || params.integer("remote_port").is_none()
+        {
+            return protocol("kv_transfer_params do not name the prefill worker's request", None);
+        }
+        if !params.raw("remote_block_ids").is_some_and(lists_blocks) {
+            return protocol("kv_transfer_params name no blocks", None);
+        }
+        let as_tokens = |number: i64| u32::try_from(number).ok();
+        let kept = params.integer("remote_num_tokens").and_then(as_tokens);
+        let seen = json::get(text, "usage")
+            .and_then(|usage| json::get(usage, "prompt_tokens"))
+            .and_then(|number| number.parse().ok());
+        let handoff = Handoff {
+            remote_engine_id: params.text("remote_engine_id").map(Into::into),
+            prompt_tokens: kept.or(seen),
+            lease_ms: self.lease_ms,
+            params,
+        };
+        if counts_agree(exact, seen, kept) {
+            Prefill::Handoff(handoff)
+        } else {
+            protocol("the prefill worker's prompt has another length", Some(handoff))
         }
     }
 
-    pub(super) fn release(&self, _model: &str, handoff: Handoff) -> (&'static str, LegRequest) {
-        ("/v1/completions", LegRequest { body: handoff.params.into(), headers: vec![] })
+    /// A request with the hand-off that is refused in validation: the decode worker then tells the
+    /// prefill worker to free it.
+    pub(super) fn release(&self, model: &str, handoff: Handoff) -> (&'static str, LegRequest) {
+        let Handoff { params, .. } = handoff;
+        let body = format!(
+            "{{\"model\":{},\"prompt\":[1],\"max_tokens\":{REFUSED_MAX_TOKENS},\"{PARAMS}\":{}}}",
+            json::quote(model),
+            params.as_str(),
+        );
+        ("/v1/completions", LegRequest { body: body.into(), headers: vec![] })
     }
+
+    /// The ids to send in place of the client's prompt, if the worker takes them here.
+    fn ids<'a>(&self, request: &Request, leg: &LegContext<'a>) -> Option<&'a [u32]> {
+        let body = request.body();
+        let takes = match request.api() {
+            // A prompt of ids stays as it is.
+            Api::Completions => body.raw("prompt").is_some_and(|raw| raw.starts_with('"')),
+            Api::Chat => self.chat_takes_ids,
+            Api::Other => false,
+        };
+        // `echo` gives back the text, which ids no longer hold.
+        leg.prompt_ids.filter(|_| takes && !body.flag("echo").unwrap_or(false))
+    }
+}
+
+fn protocol(what: &'static str, handoff: Option<Handoff>) -> Prefill {
+    Prefill::Failed(Failure::Protocol(what), handoff)
+}
+
+/// `remote_block_ids`: a list of lists (one per KV-cache group; older engines: one flat list), not
+/// all of them empty.
+fn lists_blocks(raw: &str) -> bool {
+    raw.starts_with('[') && raw.bytes().any(|byte| byte.is_ascii_digit())
+}
+
+/// Whether the three counts of the prompt agree: the router's own if exact, the engine's usage, and
+/// what is held. State-space models hold one token less, as the last is computed by the decode
+/// worker.
+fn counts_agree(exact: Option<u32>, seen: Option<u32>, kept: Option<u32>) -> bool {
+    let seen_agrees = exact.is_none() || seen.is_none() || exact == seen;
+    let kept_agrees = match (exact.or(seen), kept) {
+        (Some(tokens), Some(kept)) => {
+            kept == tokens || seen == Some(tokens) && kept.checked_add(1) == Some(tokens)
+        }
+        _ => true,
+    };
+    seen_agrees && kept_agrees
+}
+
+fn ids_json(ids: &[u32]) -> String {
+    let mut out = String::with_capacity(ids.len() * 6 + 2);
+    out.push('[');
+    for (index, id) in ids.iter().enumerate() {
+        let _ = if index == 0 { write!(out, "{id}") } else { write!(out, ",{id}") };
+    }
+    out.push(']');
+    out
 }

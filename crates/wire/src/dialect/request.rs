@@ -1,0 +1,279 @@
+//! A client's request, cleaned of what only the router may say.
+//!
+//! Invariant: a `Request` holds no hand-off member, at the top level or where engines pass members
+//! on from; so no leg can carry a client's own.
+
+use bytes::Bytes;
+
+use crate::body::{Body, BodyError, Limits};
+use crate::json;
+use crate::splice::Edit;
+
+/// Which endpoint a request came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Api {
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/chat/completions`
+    Chat,
+    /// Any other body with a `model`: passed through.
+    Other,
+}
+
+/// Members by which engines are told of a hand-off or a rank. A client that could set them could
+/// kill a decode engine, read another's KV, or pick its worker.
+const RESERVED_MEMBERS: &[&str] = &[
+    // vLLM
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "data_parallel_rank",
+    // SGLang
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "do_local_prefill",
+    "routed_dp_rank",
+    "disagg_prefill_dp_rank",
+    // TensorRT-LLM
+    "disaggregated_params",
+];
+
+/// Objects whose members vLLM merges into the arguments where it keeps its own hand-off
+/// (`vllm_xargs`), or takes those arguments from as they are (`sampling_params.extra_args`).
+const CONTAINERS: &[&str] = &["vllm_xargs", "extra_args", "sampling_params"];
+
+/// Containers lie in each other at most this deep.
+const CONTAINER_DEPTH: usize = 3;
+
+/// Headers that steer an engine, or a sidecar in front of one, past the router's decision.
+const RESERVED_HEADERS: &[&str] = &[
+    "x-data-parallel-rank",
+    "x-prefiller-url",
+    "x-prefiller-host-port",
+    "x-encoder-hosts-ports",
+    "x-data-parallel-host-port",
+];
+
+/// Prefix of the router's own headers.
+const OWN_HEADER_PREFIX: &str = "x-pointsman-";
+
+/// Whether a header (name in lower case) is the router's to set and must not pass from a client to
+/// an engine.
+pub fn is_reserved_header(name: &str) -> bool {
+    name.starts_with(OWN_HEADER_PREFIX) || RESERVED_HEADERS.contains(&name)
+}
+
+/// A client's request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    api: Api,
+    body: Body,
+    stripped: bool,
+}
+
+impl Request {
+    /// Scans a body and takes out what a client may not say.
+    pub fn parse(api: Api, bytes: Bytes, limits: &Limits) -> Result<Request, BodyError> {
+        let sent = Body::parse(bytes, limits)?;
+        match strip(&sent, limits, CONTAINER_DEPTH) {
+            None => Ok(Request { api, body: sent, stripped: false }),
+            Some(clean) => Ok(Request { api, body: Body::parse(clean, limits)?, stripped: true }),
+        }
+    }
+
+    /// The endpoint.
+    pub fn api(&self) -> Api {
+        self.api
+    }
+
+    /// What was sent to it, less what was taken out.
+    pub fn body(&self) -> &Body {
+        &self.body
+    }
+
+    /// Whether the client had sent members that are not a client's to send.
+    pub fn stripped(&self) -> bool {
+        self.stripped
+    }
+
+    /// The most tokens that each sequence may get; None: as many as fit.
+    pub fn max_new_tokens(&self) -> Option<u32> {
+        /// OpenAI's default for completions, which the engines keep.
+        const COMPLETION_DEFAULT: u32 = 16;
+        match self.api {
+            Api::Completions => Some(self.body.max_tokens().unwrap_or(COMPLETION_DEFAULT)),
+            Api::Chat => self.body.max_tokens(),
+            Api::Other => None,
+        }
+    }
+
+    /// Whether prefill and decode may run on different workers; if not, why (a short label).
+    ///
+    /// `n` above 1 is allowed: the prompt is prefilled once and each sequence pulls it. (vLLM frees
+    /// the prefill worker's copy after the first pull. The other sequences take the pulled blocks
+    /// from the decode worker's own cache or pull at the same time.)
+    pub fn disaggregable(&self) -> Result<(), &'static str> {
+        let body = &self.body;
+        let on = |name| body.flag(name).unwrap_or(false);
+        if self.api == Api::Other {
+            return Err("not_generation");
+        }
+        // One hand-off is of one prompt; with a batch it kills the engine.
+        if self.api == Api::Completions && several_prompts(body) {
+            return Err("batch");
+        }
+        // Pulled tokens have no log-probabilities on the worker that answers. Both APIs turn `echo`
+        // into them: completions if `logprobs` is set, chat always.
+        if body.has("prompt_logprobs")
+            || on("echo") && (self.api == Api::Chat || body.has("logprobs"))
+        {
+            return Err("prompt_logprobs");
+        }
+        // Each step of a beam search is a request of its own.
+        if on("use_beam_search") || body.integer("best_of").is_some_and(|best| best > 1) {
+            return Err("beam_search");
+        }
+        // What is cut depends on `max_tokens`, which differs between the legs.
+        if body.has("truncate_prompt_tokens") {
+            return Err("truncated_prompt");
+        }
+        // No token ids to count, hash or pull by.
+        if body.has("prompt_embeds") {
+            return Err("prompt_embeds");
+        }
+        Ok(())
+    }
+}
+
+fn several_prompts(body: &Body) -> bool {
+    let Some(list) = body.raw("prompt").filter(|raw| raw.starts_with('[')) else { return false };
+    let Ok(mut items) = json::array(list) else { return false };
+    let Some(Ok(first)) = items.next() else { return false };
+    first.starts_with(['[', '"']) && items.next().is_some()
+}
+
+/// The body without reserved members; None if it has none.
+fn strip(body: &Body, limits: &Limits, depth: usize) -> Option<Bytes> {
+    let mut edit = Edit::new();
+    let mut found = false;
+    for name in RESERVED_MEMBERS {
+        if body.raw(name).is_some() {
+            edit.remove(name);
+            found = true;
+        }
+    }
+    for name in CONTAINERS {
+        let inner = depth
+            .checked_sub(1)
+            .and_then(|depth| Some((depth, body.raw(name).filter(|raw| raw.starts_with('{'))?)))
+            .and_then(|(depth, raw)| {
+                let inner = Body::parse(Bytes::copy_from_slice(raw.as_bytes()), limits).ok()?;
+                strip(&inner, limits, depth)
+            });
+        if let Some(inner) = inner {
+            edit.set(name, String::from_utf8_lossy(&inner).into_owned());
+            found = true;
+        }
+    }
+    found.then(|| edit.apply(body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(api: Api, text: &str) -> Request {
+        Request::parse(api, text.to_owned().into(), &Limits::default()).unwrap()
+    }
+
+    fn clean(text: &str) -> String {
+        String::from_utf8(parse(Api::Chat, text).body().bytes().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn hand_off_members_of_a_client_never_pass() {
+        for name in RESERVED_MEMBERS {
+            assert_eq!(clean(&format!("{{\"a\":1.0,\"{name}\":{{\"x\":1}}}}")), "{\"a\":1.0}");
+        }
+        assert_eq!(
+            clean(r#"{"kv_transfer_p\u0061rams":{"do_remote_prefill":true},"a":1}"#),
+            r#"{"a":1}"#
+        );
+        assert_eq!(clean(r#"{"bootstrap_host":1,"bootstrap_host":2}"#), "{}");
+    }
+
+    #[test]
+    fn hand_off_members_inside_what_engines_merge_never_pass() {
+        assert_eq!(
+            clean(r#"{"vllm_xargs":{"a":1, "kv_transfer_params":["x"]},"b":2}"#),
+            r#"{"vllm_xargs":{"a":1},"b":2}"#
+        );
+        assert_eq!(
+            clean(r#"{"sampling_params":{"extra_args":{"kv_transfer_params":{},"q":0.50}}}"#),
+            r#"{"sampling_params":{"extra_args":{"q":0.50}}}"#
+        );
+    }
+
+    #[test]
+    fn a_clean_body_is_passed_on_uncopied_and_unmarked() {
+        let bytes =
+            Bytes::from_static(br#"{"vllm_xargs":{"a":1},"messages":[{"kv_transfer_params":1}]}"#);
+        let request = Request::parse(Api::Chat, bytes.clone(), &Limits::default()).unwrap();
+        assert!(!request.stripped());
+        assert_eq!(request.body().bytes().as_ptr(), bytes.as_ptr());
+        assert!(parse(Api::Chat, r#"{"bootstrap_room":1}"#).stripped());
+    }
+
+    #[test]
+    fn only_single_prompts_are_disaggregated() {
+        let completions = |text: &str| parse(Api::Completions, text).disaggregable();
+        assert_eq!(completions(r#"{"prompt":"a"}"#), Ok(()));
+        assert_eq!(completions(r#"{"prompt":[1,2,3],"n":2}"#), Ok(()));
+        assert_eq!(completions(r#"{"prompt":["a"]}"#), Ok(()));
+        assert_eq!(completions(r#"{"prompt":[[1,2]]}"#), Ok(()));
+        assert_eq!(completions(r#"{"prompt":["a","b"]}"#), Err("batch"));
+        assert_eq!(completions(r#"{"prompt":[[1],[2]]}"#), Err("batch"));
+        assert_eq!(parse(Api::Other, r#"{"input":"a"}"#).disaggregable(), Err("not_generation"));
+    }
+
+    #[test]
+    fn what_needs_the_whole_prompt_in_one_place_is_not_disaggregated() {
+        let completions = |text: &str| parse(Api::Completions, text).disaggregable();
+        let chat = |text: &str| parse(Api::Chat, text).disaggregable();
+        assert_eq!(completions(r#"{"prompt_logprobs":0}"#), Err("prompt_logprobs"));
+        assert_eq!(completions(r#"{"prompt_logprobs":null}"#), Ok(()));
+        assert_eq!(completions(r#"{"echo":true}"#), Ok(()));
+        assert_eq!(completions(r#"{"echo":true,"logprobs":1}"#), Err("prompt_logprobs"));
+        assert_eq!(chat(r#"{"echo":true}"#), Err("prompt_logprobs"));
+        assert_eq!(chat(r#"{"use_beam_search":true}"#), Err("beam_search"));
+        assert_eq!(completions(r#"{"best_of":3}"#), Err("beam_search"));
+        assert_eq!(chat(r#"{"truncate_prompt_tokens":-1}"#), Err("truncated_prompt"));
+        assert_eq!(completions(r#"{"prompt_embeds":"AAAA"}"#), Err("prompt_embeds"));
+    }
+
+    #[test]
+    fn the_default_limit_of_completions_is_that_of_the_engines() {
+        assert_eq!(parse(Api::Completions, "{}").max_new_tokens(), Some(16));
+        assert_eq!(parse(Api::Chat, "{}").max_new_tokens(), None);
+        assert_eq!(parse(Api::Chat, r#"{"max_completion_tokens":3}"#).max_new_tokens(), Some(3));
+    }
+
+    #[test]
+    fn headers_that_steer_engines_are_reserved() {
+        assert!(is_reserved_header("x-pointsman-path"));
+        assert!(is_reserved_header("x-data-parallel-rank"));
+        assert!(!is_reserved_header("authorization"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_random_bytes_panic(bytes: Vec<u8>, text in r#"\{"(prompt|echo|vllm_xargs)":[\[\]{}",:0-9a]{0,20}\}"#) {
+            for bytes in [bytes, text.into_bytes()] {
+                if let Ok(request) = Request::parse(Api::Completions, bytes.into(), &Limits::default()) {
+                    let _ = request.disaggregable();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! A strict JSON scanner that finds where values are and builds nothing.
+//!
+//! Invariants: one pass, no recursion, depth bounded; what it accepts is RFC 8259 (UTF-8 is checked
+//! apart, by `text`). Not here: numbers and strings as values, except the few that `Value` reads.
+
+use std::borrow::Cow;
+
+/// Nesting can be allowed up to here; a caller's own limit is usually lower.
+pub(crate) const DEPTH_CEILING: usize = 256;
+
+/// Where and why a text is not JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} at byte {at}")]
+pub(crate) struct JsonError {
+    pub(crate) at: usize,
+    pub(crate) what: &'static str,
+}
+
+/// A part of the scanned text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+/// One member of an object. The key's span is without its quotes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) key: Span,
+    pub(crate) value: Span,
+    /// The key holds an escape sequence.
+    pub(crate) escaped: bool,
+}
+
+impl Member {
+    /// Whether this is the member of that name, however the name was spelt.
+    pub(crate) fn is(&self, text: &str, name: &str) -> bool {
+        let Some(key) = text.get(self.key.start..self.key.end) else { return false };
+        if self.escaped { unescape(key).is_some_and(|key| key == name) } else { key == name }
+    }
+}
+
+/// Checks that bytes are UTF-8.
+pub(crate) fn text(bytes: &[u8]) -> Result<&str, JsonError> {
+    std::str::from_utf8(bytes)
+        .map_err(|error| JsonError { at: error.valid_up_to(), what: "invalid UTF-8" })
+}
+
+/// The members of the object that the whole text is.
+pub(crate) fn object(
+    text: &str,
+    max_depth: usize,
+    max_members: usize,
+) -> Result<Vec<Member>, JsonError> {
+    let mut scanner = Scanner::new(text, max_depth);
+    let mut members = Vec::with_capacity(16);
+    scanner.whitespace();
+    scanner.expect(b'{', "expected a JSON object")?;
+    scanner.whitespace();
+    if scanner.peek() == Some(b'}') {
+        scanner.at += 1;
+    } else {
+        loop {
+            if members.len() == max_members {
+                return Err(scanner.error("too many members"));
+            }
+            members.push(scanner.member()?);
+            match scanner.next() {
+                Some(b',') => scanner.whitespace(),
+                Some(b'}') => break,
+                _ => return Err(scanner.error_before("expected ',' or '}'")),
+            }
+        }
+    }
+    scanner.whitespace();
+    if scanner.at != text.len() {
+        return Err(scanner.error("unexpected data after the object"));
+    }
+    Ok(members)
+}
+
+/// Whether the text is a JSON object and nothing else.
+pub(crate) fn is_object(text: &str) -> bool {
+    object(text, DEPTH_CEILING, usize::MAX).is_ok()
+}
+
+/// The value of the last member of that name; None if the text is no JSON object or has none.
+pub(crate) fn get<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let members = object(text, DEPTH_CEILING, usize::MAX).ok()?;
+    let member = members.iter().rev().find(|member| member.is(text, name))?;
+    text.get(member.value.start..member.value.end)
+}
+
+/// The values of the array that the text is, one by one; a malformed rest is an error and the end.
+pub(crate) fn array(text: &str) -> Result<Elements<'_>, JsonError> {
+    let mut scanner = Scanner::new(text, DEPTH_CEILING);
+    scanner.whitespace();
+    scanner.expect(b'[', "expected an array")?;
+    scanner.whitespace();
+    let done = scanner.peek() == Some(b']');
+    Ok(Elements { scanner, done })
+}
+
+/// Iterator over the values of an array.
+pub(crate) struct Elements<'a> {
+    scanner: Scanner<'a>,
+    done: bool,
+}
+
+impl<'a> Iterator for Elements<'a> {
+    type Item = Result<&'a str, JsonError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let start = self.scanner.at;
+        let item = self.scanner.value().and_then(|()| {
+            let item = self.scanner.text.get(start..self.scanner.at).unwrap_or_default();
+            self.scanner.whitespace();
+            match self.scanner.next() {
+                Some(b',') => self.scanner.whitespace(),
+                Some(b']') => self.done = true,
+                _ => return Err(self.scanner.error_before("expected ',' or ']'")),
+            }
+            Ok(item)
+        });
+        self.done |= item.is_err();
+        Some(item)
+    }
+}
+
+/// A string's value; None if the text is not a JSON string or holds a lone surrogate.
+pub(crate) fn string(text: &str) -> Option<Cow<'_, str>> {
+    let inner = text.strip_prefix('"')?.strip_suffix('"')?;
+    if inner.contains('\\') { unescape(inner).map(Cow::Owned) } else { Some(Cow::Borrowed(inner)) }
+}
+
+/// Resolves the escapes of a string's inside.
+pub(crate) fn unescape(inner: &str) -> Option<String> {
+    let mut out = String::with_capacity(inner.len());
+    let mut rest = inner;
+    while let Some(at) = memchr::memchr(b'\\', rest.as_bytes()) {
+        out.push_str(rest.get(..at)?);
+        let escape = *rest.as_bytes().get(at + 1)?;
+        rest = rest.get(at + 2..)?;
+        out.push(match escape {
+            b'"' => '"',
+            b'\\' => '\\',
+            b'/' => '/',
+            b'b' => '\u{8}',
+            b'f' => '\u{c}',
+            b'n' => '\n',
+            b'r' => '\r',
+            b't' => '\t',
+            b'u' => {
+                let unit = u32::from_str_radix(rest.get(..4)?, 16).ok()?;
+                rest = rest.get(4..)?;
+                if (0xd800..0xdc00).contains(&unit) {
+                    let low = rest.strip_prefix("\\u")?;
+                    let low_unit = u32::from_str_radix(low.get(..4)?, 16).ok()?;
+                    rest = low.get(4..)?;
+                    let low_unit = low_unit.checked_sub(0xdc00).filter(|unit| *unit < 0x400)?;
+                    char::from_u32(0x10000 + ((unit - 0xd800) << 10) + low_unit)?
+                } else {
+                    char::from_u32(unit)?
+                }
+            }
+            _ => return None,
+        });
+    }
+    out.push_str(rest);
+    Some(out)
+}
+
+/// Writes a string as JSON.
+pub(crate) fn quote(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+struct Scanner<'a> {
+    text: &'a str,
+    bytes: &'a [u8],
+    at: usize,
+    max_depth: usize,
+}
+
+/// Which containers are open: one bit each, set for an object.
+struct Stack {
+    bits: [u64; DEPTH_CEILING / 64],
+    depth: usize,
+}
+
+impl Stack {
+    fn push(&mut self, object: bool) {
+        if let Some(word) = self.bits.get_mut(self.depth / 64) {
+            let bit = 1 << (self.depth % 64);
+            *word = if object { *word | bit } else { *word & !bit };
+        }
+        self.depth += 1;
+    }
+
+    fn in_object(&self) -> bool {
+        let top = self.depth.wrapping_sub(1);
+        self.bits.get(top / 64).is_some_and(|word| word >> (top % 64) & 1 == 1)
+    }
+}
+
+impl<'a> Scanner<'a> {
+    fn new(text: &'a str, max_depth: usize) -> Scanner<'a> {
+        Scanner { text, bytes: text.as_bytes(), at: 0, max_depth: max_depth.min(DEPTH_CEILING) }
+    }
+
+    fn error(&self, what: &'static str) -> JsonError {
+        JsonError { at: self.at, what }
+    }
+
+    fn error_before(&self, what: &'static str) -> JsonError {
+        JsonError { at: self.at.saturating_sub(1), what }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn next(&mut self) -> Option<u8> {
+        let byte = self.peek();
+        self.at += 1;
+        byte
+    }
+
+    fn expect(&mut self, byte: u8, what: &'static str) -> Result<(), JsonError> {
+        if self.peek() != Some(byte) {
+            return Err(self.error(what));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn whitespace(&mut self) {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
+            self.at += 1;
+        }
+    }
+
+    /// `"key" : value` and the whitespace after it.
+    fn member(&mut self) -> Result<Member, JsonError> {
+        self.expect(b'"', "expected a string as key")?;
+        let start = self.at;
+        let escaped = self.string()?;
+        let key = Span { start, end: self.at - 1 };
+        self.whitespace();
+        self.expect(b':', "expected ':'")?;
+        self.whitespace();
+        let start = self.at;
+        self.value()?;
+        let value = Span { start, end: self.at };
+        self.whitespace();
+        Ok(Member { key, value, escaped })
+    }
+
+    /// One value of any kind, from its first byte to its last.
+    fn value(&mut self) -> Result<(), JsonError> {
+        let mut stack = Stack { bits: [0; DEPTH_CEILING / 64], depth: 0 };
+        loop {
+            // A value starts here.
+            match self.next() {
+                Some(b'"') => {
+                    self.string()?;
+                }
+                Some(open @ (b'{' | b'[')) => {
+                    // The object around the whole is one level too.
+                    if stack.depth + 1 >= self.max_depth {
+                        return Err(self.error_before("nested too deep"));
+                    }
+                    let object = open == b'{';
+                    self.whitespace();
+                    if self.peek() == Some(if object { b'}' } else { b']' }) {
+                        self.at += 1;
+                    } else {
+                        stack.push(object);
+                        if object {
+                            self.key()?;
+                        }
+                        continue;
+                    }
+                }
+                Some(b'-' | b'0'..=b'9') => self.number()?,
+                Some(b't') => self.literal(b"rue")?,
+                Some(b'f') => self.literal(b"alse")?,
+                Some(b'n') => self.literal(b"ull")?,
+                _ => return Err(self.error_before("expected a value")),
+            }
+            // A value ended: close what ends with it.
+            loop {
+                if stack.depth == 0 {
+                    return Ok(());
+                }
+                self.whitespace();
+                match (self.next(), stack.in_object()) {
+                    (Some(b','), true) => {
+                        self.whitespace();
+                        self.key()?;
+                        break;
+                    }
+                    (Some(b','), false) => {
+                        self.whitespace();
+                        break;
+                    }
+                    (Some(b'}'), true) | (Some(b']'), false) => stack.depth -= 1,
+                    (_, true) => return Err(self.error_before("expected ',' or '}'")),
+                    (_, false) => return Err(self.error_before("expected ',' or ']'")),
+                }
+            }
+        }
+    }
+
+    /// `"key" :` and the whitespace after it.
+    fn key(&mut self) -> Result<(), JsonError> {
+        self.expect(b'"', "expected a string as key")?;
+        self.string()?;
+        self.whitespace();
+        self.expect(b':', "expected ':'")?;
+        self.whitespace();
+        Ok(())
+    }
+
+    fn literal(&mut self, rest: &[u8]) -> Result<(), JsonError> {
+        let end = self.at + rest.len();
+        if self.bytes.get(self.at..end) != Some(rest) {
+            return Err(self.error_before("expected a value"));
+        }
+        self.at = end;
+        Ok(())
+    }
+
+    /// The inside and the closing quote of a string; whether it holds an escape.
+    fn string(&mut self) -> Result<bool, JsonError> {
+        let mut escaped = false;
+        loop {
+            self.plain();
+            match self.next() {
+                Some(b'"') => return Ok(escaped),
+                Some(b'\\') => {
+                    escaped = true;
+                    self.escape()?;
+                }
+                Some(byte) if byte < 0x20 => {
+                    return Err(self.error_before("control character in a string"));
+                }
+                Some(_) => {}
+                None => return Err(self.error_before("unterminated string")),
+            }
+        }
+    }
+
+    /// Skips bytes of a string that need no look, eight at a time.
+    fn plain(&mut self) {
+        const ONES: u64 = 0x0101_0101_0101_0101;
+        const HIGH: u64 = 0x8080_8080_8080_8080;
+        let below = |word: u64, bound: u64| word.wrapping_sub(ONES * bound) & !word & HIGH;
+        while let Some(chunk) = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<8>) {
+            let word = u64::from_le_bytes(*chunk);
+            let special = below(word, 0x20)
+                | below(word ^ (ONES * u64::from(b'"')), 1)
+                | below(word ^ (ONES * u64::from(b'\\')), 1);
+            if special != 0 {
+                // The lowest mark is exact: a borrow can only have come from below it.
+                self.at += special.trailing_zeros() as usize / 8;
+                return;
+            }
+            self.at += 8;
+        }
+    }
+
+    fn escape(&mut self) -> Result<(), JsonError> {
+        match self.next() {
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(()),
+            Some(b'u') => {
+                let end = self.at + 4;
+                let digits = self.bytes.get(self.at..end);
+                if !digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)) {
+                    return Err(self.error("expected four hexadecimal digits"));
+                }
+                self.at = end;
+                Ok(())
+            }
+            _ => Err(self.error_before("unknown escape")),
+        }
+    }
+
+    /// The rest of a number whose first byte was read.
+    fn number(&mut self) -> Result<(), JsonError> {
+        self.at -= 1;
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        if self.peek() == Some(b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if let Some(b'e' | b'E') = self.peek() {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.peek() {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), JsonError> {
+        let start = self.at;
+        while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
+            self.at += 1;
+        }
+        if self.at == start { Err(self.error("expected a digit")) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn accepts(text: &str) -> bool {
+        object(&format!("{{\"a\":{text}}}"), 64, 64).is_ok()
+    }
+
+    #[test]
+    fn the_grammar_is_that_of_rfc_8259() {
+        for good in [
+            "0",
+            "-0",
+            "1.5e-7",
+            "1E+2",
+            "\"\\ud83d\\ude00\"",
+            "\"\\ud83d\"",
+            "[]",
+            "[ 1 , [] ]",
+            "{ }",
+            "{\"x\":{\"y\":[null,true,false]}}",
+            "123456789012345678901234567890",
+            "\"é\"",
+        ] {
+            assert!(accepts(good), "{good}");
+        }
+        for bad in [
+            "",
+            "01",
+            "1.",
+            ".5",
+            "+1",
+            "1e",
+            "NaN",
+            "Infinity",
+            "tru",
+            "nul",
+            "'a'",
+            "[1,]",
+            "[,]",
+            "[1 2]",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{a:1}",
+            "{\"a\":1,}",
+            "\"\\x\"",
+            "\"\\u12g4\"",
+            "\"\n\"",
+            "\"a",
+            "[",
+            "{",
+            "[}",
+            "{\"a\":1]",
+            "1,",
+            "//",
+            "\u{feff}1",
+        ] {
+            assert!(!accepts(bad), "{bad}");
+        }
+        for bad in ["", "[]", "1", "{} x", "{}{}", "null"] {
+            assert!(object(bad, 64, 64).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nesting_is_bounded_without_recursion() {
+        let nested = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(accepts(&nested(63)));
+        assert_eq!(
+            object(&format!("{{\"a\":{}}}", nested(64)), 64, 64).unwrap_err().what,
+            "nested too deep"
+        );
+        assert!(!accepts(&"[".repeat(1_000_000)));
+        assert!(!accepts(&"{\"a\":".repeat(1_000_000)));
+    }
+
+    #[test]
+    fn the_number_of_members_is_bounded() {
+        assert!(object("{\"a\":1,\"b\":2}", 8, 2).is_ok());
+        assert_eq!(object("{\"a\":1,\"b\":2}", 8, 1).unwrap_err().what, "too many members");
+    }
+
+    #[test]
+    fn escaped_keys_are_recognised_and_the_last_of_several_wins() {
+        let text = r#"{"a":1,"\u0061":2,"a\ud800":3}"#;
+        assert_eq!(get(text, "a"), Some("2"));
+        assert_eq!(unescape(r"\ud83d\ude00\n\/"), Some("😀\n/".into()));
+        assert_eq!(unescape(r"\ud83d"), None);
+        assert_eq!(unescape(r"\ude00"), None);
+    }
+
+    #[test]
+    fn array_elements_are_given_as_they_stand() {
+        let all = |text| array(text).unwrap().collect::<Result<Vec<_>, _>>();
+        assert_eq!(all("[]").unwrap(), Vec::<&str>::new());
+        assert_eq!(all("[1, \"a,b\" ,[2]]").unwrap(), ["1", "\"a,b\"", "[2]"]);
+        assert!(all("[1 2]").is_err());
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            any::<f64>().prop_map(Into::into),
+            any::<String>().prop_map(Into::into),
+        ];
+        leaf.prop_recursive(5, 40, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Into::into),
+                prop::collection::vec((any::<String>(), inner), 0..6)
+                    .prop_map(|members| members.into_iter().collect()),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_serde_writes_is_accepted_and_cut_right(value in json(), pretty: bool) {
+            let whole = serde_json::json!({"k\"é\n": value});
+            let text = if pretty { serde_json::to_string_pretty(&whole) } else { serde_json::to_string(&whole) }.unwrap();
+            let found = get(&text, "k\"é\n").expect("accepted");
+            let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(&serde_json::from_str::<serde_json::Value>(found).unwrap(), &parsed["k\"é\n"]);
+        }
+
+        #[test]
+        fn it_agrees_with_serde_on_damaged_texts(value in json(), at: prop::sample::Index, byte: u8) {
+            let mut bytes = serde_json::json!({"k": value}).to_string().into_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(text) = text(&bytes) {
+                let ours = object(text, DEPTH_CEILING, usize::MAX).is_ok();
+                let theirs = serde_json::from_str::<std::collections::HashMap<String, serde::de::IgnoredAny>>(text);
+                // serde refuses lone surrogates in keys, which the grammar allows.
+                prop_assert!(ours == theirs.is_ok() || text.contains("\\u"), "{text} {theirs:?}");
+            }
+        }
+
+        #[test]
+        fn random_bytes_never_panic(bytes: Vec<u8>, text: String) {
+            let _ = super::text(&bytes).map(|text| object(text, 16, 16));
+            let _ = object(&text, 16, 16);
+            let _ = unescape(&text);
+            let _ = string(&text);
+            if let Ok(elements) = array(&text) { let _ = elements.count(); }
+        }
+
+        #[test]
+        fn random_json_like_bytes_never_panic(text in r#"[\{\}\[\],:"\\u0-9a-f\- .eE\x00-\x20tn]{0,60}"#) {
+            let _ = object(&text, 16, 16);
+            if let Ok(elements) = array(&text) { let _ = elements.count(); }
+        }
+    }
+}
