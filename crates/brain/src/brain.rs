@@ -1,24 +1,44 @@
 //! The brain of one group: its fleet, its ledger and its settings behind one set of calls.
+//! Deciding and reserving are one call, so that the next request sees what this one booked.
+//! One caller at a time; what a request does with its plan is the caller's.
 
 use crate::ask::Ask;
+use crate::candidates::{Slate, kv_demand};
 use crate::decision::{Decision, NoPath};
-use crate::fleet::{Reading, Slot, WorkerSpec};
+use crate::fleet::{Fleet, Reading, Slot, Worker, WorkerSpec};
 use crate::health::{HealthChange, HealthEvent};
-use crate::ledger::{BookingId, End};
-use crate::record::{Readiness, Record, Settled, WorkerView};
+use crate::ledger::{BookingId, End, Entry, Ledger, Settled};
+use crate::never_fires::never_fires;
+use crate::plan::{Draws, Plan, Scene, plan};
+use crate::random::Random;
+use crate::readiness::{Readiness, readiness};
+use crate::record::{Record, WorkerView};
+use crate::sessions::{Sessions, Turn};
 use crate::settings::Settings;
 use crate::time::Time;
 
-/// Decides for the workers of one group. One caller at a time.
+/// Decides for the workers of one group.
 #[derive(Debug)]
 pub struct Brain {
     settings: Settings,
+    fleet: Fleet,
+    ledger: Ledger,
+    sessions: Sessions,
+    random: Random,
+    slate: Slate,
 }
 
 impl Brain {
     /// A brain without workers.
     pub fn new(settings: Settings) -> Brain {
-        Brain { settings }
+        Brain {
+            fleet: Fleet::default(),
+            ledger: Ledger::default(),
+            sessions: Sessions::new(settings.max_sessions),
+            random: Random::new(settings.seed),
+            slate: Slate::default(),
+            settings,
+        }
     }
 
     /// The settings it was made with.
@@ -26,77 +46,186 @@ impl Brain {
         &self.settings
     }
 
-    /// Adds a worker; one that had the slot before is removed first.
-    pub fn add(&mut self, _slot: Slot, _spec: WorkerSpec, _now: Time) {}
+    /// Adds a worker, healthy until something else is observed. One that had the slot before is
+    /// removed first.
+    pub fn add(&mut self, slot: Slot, spec: WorkerSpec, _now: Time) {
+        self.remove(slot);
+        self.fleet.add(slot, spec);
+    }
 
-    /// Replaces what is known of a worker; its load and health stay.
-    pub fn update(&mut self, _slot: Slot, _spec: WorkerSpec) {}
+    /// Replaces what is known of a worker; its load, health and readings stay.
+    pub fn update(&mut self, slot: Slot, spec: WorkerSpec) {
+        if let Some(worker) = self.fleet.get_mut(slot) {
+            worker.spec = spec;
+        }
+    }
 
-    /// Removes a worker. Bookings on it stay valid and can be settled as ever.
-    pub fn remove(&mut self, _slot: Slot) {}
+    /// Removes a worker. Bookings on it can still be settled; what they held on it is void.
+    pub fn remove(&mut self, slot: Slot) {
+        self.fleet.remove(slot);
+        self.ledger.reset(slot);
+        self.sessions.forget(slot);
+    }
 
     /// Starts or stops draining a worker: it finishes what it has and is given nothing more.
-    pub fn drain(&mut self, _slot: Slot, _draining: bool) {}
+    pub fn drain(&mut self, slot: Slot, draining: bool) {
+        if let Some(worker) = self.fleet.get_mut(slot) {
+            worker.draining = draining;
+        }
+    }
 
     /// Takes note of what was seen of a worker's health.
-    pub fn observe(
-        &mut self,
-        _slot: Slot,
-        _event: HealthEvent,
-        _now: Time,
-    ) -> Option<HealthChange> {
-        None
+    pub fn observe(&mut self, slot: Slot, event: HealthEvent, now: Time) -> Option<HealthChange> {
+        let worker = self.fleet.get_mut(slot)?;
+        let from = worker.health.condition();
+        worker.health = worker.health.step(event, &self.settings.breaker, now);
+        let to = worker.health.condition();
+        (from != to).then_some(HealthChange { from, to })
     }
 
     /// Takes note of what an engine reported.
-    pub fn reading(&mut self, _slot: Slot, _reading: Reading, _now: Time) {}
+    pub fn reading(&mut self, slot: Slot, reading: Reading, _now: Time) {
+        if let Some(worker) = self.fleet.get_mut(slot) {
+            worker.reading.merge(reading);
+        }
+    }
 
-    /// Chooses the plan for a request and books its load, in one step.
-    pub fn decide(&mut self, _ask: &Ask<'_>, _now: Time) -> Result<Decision, NoPath> {
-        Err(NoPath::NoDecode)
+    /// Chooses the plan for a request and books its load, in one step. The booking of an earlier
+    /// try must be settled before.
+    pub fn decide(&mut self, ask: &Ask<'_>, now: Time) -> Result<Decision, NoPath> {
+        let draws = self.settings.draws(&mut self.random);
+        let mut slate = std::mem::take(&mut self.slate);
+        slate.fill(&self.fleet, &self.ledger, &self.settings, ask, now);
+        let planned = plan(&self.scene(ask, &slate, draws, now));
+        self.slate = slate;
+        planned.map(|plan| self.reserve(&plan, ask, now))
     }
 
     /// What [`Brain::decide`] would answer, with everything that went into it; changes nothing.
-    pub fn explain(&self, _ask: &Ask<'_>, _now: Time) -> Result<Record, NoPath> {
-        Err(NoPath::NoDecode)
+    pub fn explain(&self, ask: &Ask<'_>, now: Time) -> Result<Record, NoPath> {
+        let draws = self.settings.draws(&mut self.random.clone());
+        let mut slate = Slate::default();
+        slate.fill(&self.fleet, &self.ledger, &self.settings, ask, now);
+        let scene = self.scene(ask, &slate, draws, now);
+        Ok(Record::new(&scene, &plan(&scene)?, &self.ledger))
     }
 
-    /// The prefill leg of a remote path was answered.
-    pub fn prefill_done(&mut self, _booking: BookingId, _now: Time) {}
+    /// The prefill leg of a remote path was answered: releases what it held on the prefill worker.
+    pub fn prefill_done(&mut self, booking: BookingId, _now: Time) {
+        self.ledger.prefill_done(booking);
+    }
 
-    /// The first token was streamed: the prompt is computed.
-    pub fn first_token(&mut self, _booking: BookingId, _now: Time) {}
+    /// The first token was streamed: releases the prefill part on whichever worker computed.
+    pub fn first_token(&mut self, booking: BookingId, _now: Time) {
+        self.ledger.first_token(booking);
+    }
 
-    /// Each sequence has `generated_tokens` tokens so far: books more KV blocks if those booked do not cover them.
-    pub fn progress(&mut self, _booking: BookingId, _generated_tokens: u32, _now: Time) {}
+    /// Each sequence has `generated_tokens` tokens so far: books more KV blocks if those booked do
+    /// not cover them.
+    pub fn progress(&mut self, booking: BookingId, generated_tokens: u32, _now: Time) {
+        self.ledger.progress(booking, generated_tokens);
+    }
 
-    /// Releases everything that is still booked. Does nothing the second time.
-    pub fn settle(&mut self, _booking: BookingId, _end: End, _now: Time) -> Option<Settled> {
-        None
+    /// Releases everything that is still booked. `None`, and nothing done, the second time.
+    pub fn settle(&mut self, booking: BookingId, end: End, now: Time) -> Option<Settled> {
+        let settled = self.ledger.settle(booking, end, now)?;
+        for slot in settled.prefill.into_iter().chain([settled.decode]) {
+            if let Some(worker) = self.fleet.get_mut(slot) {
+                worker.health = worker.health.over(booking, now);
+            }
+        }
+        Some(settled)
     }
 
     /// Checks that what is reserved on each worker is the sum over live bookings.
     pub fn audit(&self) -> Result<(), String> {
-        Ok(())
+        self.ledger.audit()
     }
 
     /// How many bookings are live.
     pub fn live_bookings(&self) -> usize {
-        0
+        self.ledger.live()
     }
 
     /// What the group can serve.
-    pub fn can_serve(&self, _now: Time) -> Readiness {
-        Readiness::default()
+    pub fn can_serve(&self, now: Time) -> Readiness {
+        readiness(&self.fleet, self.settings.require_remote, now)
     }
 
     /// In plain words, what of the settings can never fire given the fleet.
     pub fn never_fires(&self) -> Vec<String> {
-        Vec::new()
+        never_fires(&self.settings, &self.fleet)
     }
 
     /// Every worker, by slot.
     pub fn workers(&self) -> impl Iterator<Item = WorkerView> {
-        std::iter::empty()
+        let view =
+            |(slot, worker): (Slot, &Worker)| WorkerView::new(slot, worker, self.ledger.load(slot));
+        self.fleet.iter().map(view)
+    }
+
+    fn scene<'a>(
+        &'a self,
+        ask: &'a Ask<'a>,
+        slate: &'a Slate,
+        draws: Draws,
+        now: Time,
+    ) -> Scene<'a> {
+        let session = ask.session.filter(|_| self.settings.session_affinity);
+        Scene {
+            settings: &self.settings,
+            fleet: &self.fleet,
+            ask,
+            candidates: slate.all(),
+            session: session.and_then(|session| self.sessions.last(session)),
+            draws,
+            now,
+        }
+    }
+
+    fn reserve(&mut self, plan: &Plan, ask: &Ask<'_>, now: Time) -> Decision {
+        let decode = plan.decode.slot;
+        let prefill = plan.prefill.map(|prefill| prefill.slot);
+        let entry = Entry {
+            prefill,
+            decode,
+            prefilled: plan.prefilled,
+            prefill_tokens: plan.prefill_tokens(),
+            kv: kv_demand(decode, plan.decode.block_size, &self.settings, ask),
+        };
+        let booking = self.ledger.book(&entry, now);
+        for slot in prefill.into_iter().chain([decode]) {
+            if let Some(worker) = self.fleet.get_mut(slot) {
+                worker.health = worker.health.sent(booking);
+            }
+        }
+        if let Some(session) = ask.session.filter(|_| self.settings.session_affinity) {
+            self.sessions.record(session, Turn { decode, path: plan.path() });
+        }
+        Decision {
+            booking,
+            path: plan.path(),
+            prefill,
+            decode,
+            prefilled: plan.prefilled,
+            why: plan.why,
+            policy: self.settings.policy.rule.as_str(),
+            isl_tokens: ask.isl_tokens,
+            effective_isl_tokens: plan.u,
+            prefill_tokens: plan.prefill_tokens(),
+            vetoes: plan.vetoes,
+            fallbacks: plan.fallbacks,
+            shadows: plan.shadows,
+        }
+    }
+}
+
+impl Settings {
+    /// Numbers for sampling by temperature; none are drawn where none are needed.
+    fn draws(&self, random: &mut Random) -> Draws {
+        if self.cost.temperature.get() == 0.0 {
+            return Draws::default();
+        }
+        Draws { decode: random.unit(), prefill: random.unit() }
     }
 }

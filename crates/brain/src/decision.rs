@@ -61,7 +61,7 @@ impl Shadows {
 pub enum NoPath {
     /// No decode or unified worker can take it.
     NoDecode,
-    /// No prefill worker can take it, and the settings require the remote path.
+    /// The remote path cannot be taken, and the settings require it.
     RemoteRequired,
     /// No prefill worker can take it, and no worker can prefill locally.
     NoPrefill,
@@ -100,7 +100,7 @@ impl fmt::Display for NoPath {
         f.write_str(match self {
             NoPath::NoDecode => "no decode or unified worker can take the request at present",
             NoPath::RemoteRequired => {
-                "no prefill worker can take the request at present, and require_remote is set"
+                "the remote path cannot be taken at present, and require_remote is set"
             }
             NoPath::NoPrefill => {
                 "no prefill worker can take the request at present, and no worker can prefill locally"

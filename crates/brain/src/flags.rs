@@ -28,6 +28,11 @@ impl<F: Flag> Set<F> {
     /// The empty set.
     pub const EMPTY: Set<F> = Set { bits: 0, kind: PhantomData };
 
+    /// The set of one flag.
+    pub fn of(flag: F) -> Set<F> {
+        Set { bits: 1 << flag.place(), kind: PhantomData }
+    }
+
     /// Whether nothing is in it.
     pub fn is_empty(self) -> bool {
         self.bits == 0

@@ -1,11 +1,12 @@
 //! The workers of one group: what each can do, what it last reported, and whether it may be asked.
-//! A slot is a worker rank's dense number; an incarnation tells two workers that had the same slot apart.
-//! Load is not here: see the ledger.
+//! A slot is a worker rank's dense number. Load is not here: see the ledger.
 
 use std::num::NonZeroU32;
 
 use serde::Serialize;
 
+use crate::health::Health;
+use crate::time::Time;
 use crate::units::Share;
 
 /// Dense number of a worker rank within its group.
@@ -106,4 +107,86 @@ pub struct Held {
     pub host: u32,
     /// Further, on disk.
     pub disk: u32,
+}
+
+impl WorkerSpec {
+    /// Whether the worker can take the local path.
+    pub const fn can_prefill_locally(&self) -> bool {
+        match self.role {
+            Role::Prefill => false,
+            Role::Decode => self.local_prefill,
+            Role::Unified => true,
+        }
+    }
+}
+
+/// A worker of the fleet.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    pub(crate) spec: WorkerSpec,
+    pub(crate) reading: Reading,
+    pub(crate) health: Health,
+    pub(crate) draining: bool,
+}
+
+impl Worker {
+    /// Whether a request can be given to it.
+    pub(crate) fn takes_requests(&self, now: Time) -> bool {
+        !self.draining && self.health.admits(now)
+    }
+
+    /// KV blocks it has: as its engine says, or else as it was configured.
+    pub(crate) fn capacity_blocks(&self) -> Option<u64> {
+        self.reading.capacity_blocks.or(self.spec.capacity_blocks)
+    }
+}
+
+/// The workers of a group, by slot.
+#[derive(Debug, Default)]
+pub(crate) struct Fleet {
+    workers: Vec<Option<Worker>>,
+}
+
+impl Fleet {
+    pub(crate) fn add(&mut self, slot: Slot, spec: WorkerSpec) {
+        if self.workers.len() <= slot.index() {
+            self.workers.resize(slot.index() + 1, None);
+        }
+        if let Some(place) = self.workers.get_mut(slot.index()) {
+            *place = Some(Worker {
+                spec,
+                reading: Reading::default(),
+                health: Health::default(),
+                draining: false,
+            });
+        }
+    }
+
+    pub(crate) fn remove(&mut self, slot: Slot) -> bool {
+        self.workers.get_mut(slot.index()).is_some_and(|place| place.take().is_some())
+    }
+
+    pub(crate) fn get(&self, slot: Slot) -> Option<&Worker> {
+        self.workers.get(slot.index())?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: Slot) -> Option<&mut Worker> {
+        self.workers.get_mut(slot.index())?.as_mut()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &Worker)> {
+        (0..=u16::MAX)
+            .zip(&self.workers)
+            .filter_map(|(slot, worker)| Some((Slot(slot), worker.as_ref()?)))
+    }
+}
+
+impl Reading {
+    /// Takes over what `newer` knows.
+    pub(crate) fn merge(&mut self, newer: Reading) {
+        self.kv_usage = newer.kv_usage.or(self.kv_usage);
+        self.capacity_blocks = newer.capacity_blocks.or(self.capacity_blocks);
+        self.running = newer.running.or(self.running);
+        self.waiting = newer.waiting.or(self.waiting);
+    }
 }

@@ -1,6 +1,18 @@
 //! The guards: each can veto the local path after a policy said yes, by a name that shows.
+//! `capability`: the worker cannot prefill locally.
+//! `decode_kv`: blocks in use + this request > `decode_busy_threshold` x capacity, where blocks in
+//! use are the larger of the router's own count and what the engine last reported.
+//! `local_prefill_budget`: local prefill tokens in flight + this request > budget.
 
+use crate::demand::KvDemand;
 use crate::flags::{Flag, Set};
+use crate::fleet::Worker;
+use crate::ledger::Load;
+use crate::settings::{Budget, GuardSettings, KvGuard};
+use crate::signals::{Fallbacks, Signal};
+
+/// The chunk of a worker that does not say its own; what vLLM serves with unless told otherwise.
+const DEFAULT_CHUNK_TOKENS: u32 = 2048;
 
 /// A reason for which the local path is vetoed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,5 +41,72 @@ impl Flag for Guard {
             Guard::DecodeKv => "decode_kv",
             Guard::LocalPrefillBudget => "local_prefill_budget",
         }
+    }
+}
+
+/// What the guards say of one worker, and what they had to do without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Checked {
+    pub(crate) vetoes: Vetoes,
+    pub(crate) fallbacks: Fallbacks,
+}
+
+/// Asks every guard about the local path on a worker, where `prefill_tokens` would be computed.
+pub(crate) fn check(
+    settings: &GuardSettings,
+    worker: &Worker,
+    load: &Load,
+    prefill_tokens: u32,
+    demand: &KvDemand,
+) -> Checked {
+    let mut checked = Checked::default();
+    if !worker.spec.can_prefill_locally() {
+        checked.vetoes.insert(Guard::Capability);
+    }
+    check_kv(settings, worker, load, demand, &mut checked);
+    check_budget(settings, worker, load, prefill_tokens, &mut checked);
+    checked
+}
+
+fn check_kv(
+    settings: &GuardSettings,
+    worker: &Worker,
+    load: &Load,
+    demand: &KvDemand,
+    checked: &mut Checked,
+) {
+    let KvGuard::Above(threshold) = settings.decode_kv else { return };
+    let Some(capacity) = worker.capacity_blocks() else {
+        checked.fallbacks.insert(Signal::KvCapacity);
+        return;
+    };
+    let capacity = capacity as f64;
+    let reported = worker.reading.kv_usage.map_or(0.0, |usage| usage.get() * capacity);
+    let in_use = reported.max(load.kv_blocks as f64);
+    if in_use + demand.at_start() as f64 > threshold.get() * capacity {
+        checked.vetoes.insert(Guard::DecodeKv);
+    }
+}
+
+fn check_budget(
+    settings: &GuardSettings,
+    worker: &Worker,
+    load: &Load,
+    prefill_tokens: u32,
+    checked: &mut Checked,
+) {
+    let budget = match settings.local_prefill_budget {
+        Budget::Off => return,
+        Budget::Tokens(tokens) => f64::from(tokens),
+        Budget::Chunks(chunks) => {
+            let chunk = worker.spec.max_num_batched_tokens.unwrap_or_else(|| {
+                checked.fallbacks.insert(Signal::Chunk);
+                DEFAULT_CHUNK_TOKENS
+            });
+            chunks.get() * f64::from(chunk)
+        }
+    };
+    if (load.prefill_tokens + u64::from(prefill_tokens)) as f64 > budget {
+        checked.vetoes.insert(Guard::LocalPrefillBudget);
     }
 }

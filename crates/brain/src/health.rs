@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::ladder::Cause;
 use crate::ledger::BookingId;
+use crate::settings::BreakerSettings;
 use crate::time::Time;
 
 /// Something that was seen of a worker.
@@ -23,33 +24,15 @@ pub enum HealthEvent {
 
 /// A worker's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// Takes requests.
-    Closed {
-        /// Consecutive failed legs.
-        failures: u32,
-        /// Consecutive failed health checks.
-        failed_checks: u32,
-    },
-    /// Left alone until a time, then asked once.
-    Open {
-        /// When a probe may go.
-        until: Time,
-        /// How often it was opened without being closed in between.
-        trips: u32,
-    },
-    /// A probe is on its way.
-    Probing {
-        /// The request that is the probe.
-        by: BookingId,
-        /// As in `Open`.
-        trips: u32,
-    },
-    /// Health checks fail.
-    Down {
-        /// As in `Open`; 0 if the breaker was closed.
-        trips: u32,
-    },
+pub(crate) enum Health {
+    /// Takes requests. Counts consecutive failed legs and consecutive failed checks.
+    Closed { failures: u32, failed_checks: u32 },
+    /// Left alone until a time, then asked once. `trips`: how often opened without being closed.
+    Open { until: Time, trips: u32 },
+    /// A request is on its way as the probe.
+    Probing { by: BookingId, trips: u32 },
+    /// Health checks fail. `trips` as in `Open`, 0 if the breaker was closed.
+    Down { trips: u32 },
 }
 
 /// A worker's health without its particulars.
@@ -71,4 +54,138 @@ pub struct HealthChange {
     pub from: Condition,
     /// After.
     pub to: Condition,
+}
+
+/// What the end of a leg means for the breaker.
+#[derive(Clone, Copy)]
+enum Meaning {
+    Well,
+    Broken,
+    /// The worker answers, which says nothing of whether it works.
+    Alive,
+    Nothing,
+}
+
+impl Cause {
+    fn meaning(self) -> Meaning {
+        match self {
+            Cause::Status(400..=499) | Cause::Overload(_) => Meaning::Alive,
+            Cause::Expired => Meaning::Nothing,
+            Cause::Connect | Cause::Timeout | Cause::Cut | Cause::Protocol | Cause::Status(_) => {
+                Meaning::Broken
+            }
+        }
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Health::Closed { failures: 0, failed_checks: 0 }
+    }
+}
+
+impl Health {
+    /// Whether a request may be sent.
+    pub(crate) fn admits(self, now: Time) -> bool {
+        match self {
+            Health::Closed { .. } => true,
+            Health::Open { until, .. } => until <= now,
+            Health::Probing { .. } | Health::Down { .. } => false,
+        }
+    }
+
+    pub(crate) fn condition(self) -> Condition {
+        match self {
+            Health::Closed { .. } => Condition::Up,
+            Health::Open { .. } | Health::Probing { .. } => Condition::Tripped,
+            Health::Down { .. } => Condition::Down,
+        }
+    }
+
+    /// The health after `event`.
+    #[must_use]
+    pub(crate) fn step(self, event: HealthEvent, settings: &BreakerSettings, now: Time) -> Health {
+        match event {
+            HealthEvent::CheckPassed => self.check_passed(now),
+            HealthEvent::CheckFailed => self.check_failed(settings),
+            HealthEvent::Answered => self.leg_ended(Meaning::Well, settings, now),
+            HealthEvent::Failed(cause) => self.leg_ended(cause.meaning(), settings, now),
+        }
+    }
+
+    /// The health once a request is sent.
+    #[must_use]
+    pub(crate) fn sent(self, by: BookingId) -> Health {
+        match self {
+            Health::Open { trips, .. } => Health::Probing { by, trips },
+            Health::Closed { .. } | Health::Probing { .. } | Health::Down { .. } => self,
+        }
+    }
+
+    /// The health once a request is over: a probe that nothing was heard of leaves its place to the next.
+    #[must_use]
+    pub(crate) fn over(self, booking: BookingId, now: Time) -> Health {
+        match self {
+            Health::Probing { by, trips } if by == booking => Health::Open { until: now, trips },
+            _ => self,
+        }
+    }
+
+    fn leg_ended(self, meaning: Meaning, settings: &BreakerSettings, now: Time) -> Health {
+        match (self, meaning) {
+            (Health::Closed { failed_checks, .. }, Meaning::Well) => {
+                Health::Closed { failures: 0, failed_checks }
+            }
+            (Health::Closed { failures, failed_checks }, Meaning::Broken) => {
+                let failures = failures.saturating_add(1);
+                if failures >= settings.failures {
+                    Health::open(1, settings, now)
+                } else {
+                    Health::Closed { failures, failed_checks }
+                }
+            }
+            (Health::Probing { .. }, Meaning::Well | Meaning::Alive) => Health::default(),
+            (Health::Probing { trips, .. }, Meaning::Broken) => {
+                Health::open(trips.saturating_add(1), settings, now)
+            }
+            // The probe's booking may have been settled before its failure was reported.
+            (Health::Open { until, trips }, Meaning::Broken) if until <= now => {
+                Health::open(trips.saturating_add(1), settings, now)
+            }
+            // Legs sent before the breaker opened say nothing that the probe will not say better.
+            (Health::Open { .. } | Health::Down { .. }, _)
+            | (_, Meaning::Alive | Meaning::Nothing) => self,
+        }
+    }
+
+    fn check_passed(self, now: Time) -> Health {
+        match self {
+            Health::Closed { failures, .. } => Health::Closed { failures, failed_checks: 0 },
+            Health::Down { trips: 0 } => Health::default(),
+            Health::Down { trips } => Health::Open { until: now, trips },
+            // A health check is not a request: only a probe closes the breaker.
+            Health::Open { .. } | Health::Probing { .. } => self,
+        }
+    }
+
+    fn check_failed(self, settings: &BreakerSettings) -> Health {
+        match self {
+            Health::Closed { failures, failed_checks } => {
+                let failed_checks = failed_checks.saturating_add(1);
+                if failed_checks >= settings.failed_checks {
+                    Health::Down { trips: 0 }
+                } else {
+                    Health::Closed { failures, failed_checks }
+                }
+            }
+            Health::Open { trips, .. } | Health::Probing { trips, .. } => Health::Down { trips },
+            Health::Down { .. } => self,
+        }
+    }
+
+    fn open(trips: u32, settings: &BreakerSettings, now: Time) -> Health {
+        let doublings = 2_u32.saturating_pow(trips.saturating_sub(1));
+        let span = settings.open.saturating_mul(doublings).min(settings.open_max);
+        Health::Open { until: now.after(span), trips }
+    }
 }

@@ -1,6 +1,7 @@
 //! The failure ladder of one request: what has failed so far, and what that leaves to try.
-//! remote prefill failed -> another prefill worker, at most `retries` -> local -> give up.
-//! Holds before the first byte has gone to the client. It starts nothing and books nothing.
+//! Prefill failed: another prefill worker, at most `retries` times, then the local path.
+//! Decode or local failed: plan again without that worker, at most `retries` times.
+//! It holds until the first byte has gone to the client. It starts nothing and books nothing.
 
 use std::fmt;
 
@@ -102,6 +103,12 @@ pub enum Next {
     GiveUp,
 }
 
+impl fmt::Display for Try {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on worker {}: {}", self.leg.as_str(), self.slot, self.cause)
+    }
+}
+
 /// One leg that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Try {
@@ -117,25 +124,54 @@ pub struct Try {
 #[derive(Clone, Debug)]
 pub struct Ladder {
     retries: u8,
+    rung: Rung,
     tries: Vec<Try>,
     handoff: Option<Slot>,
+}
+
+/// What the next plan may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rung {
+    /// Whatever the policy says.
+    Policy,
+    /// Another prefill worker, or else local.
+    Remote,
+    /// Local, if the guards allow.
+    Local,
 }
 
 impl Ladder {
     /// A request that nothing was tried for yet.
     pub fn new(settings: &Settings) -> Ladder {
-        Ladder { retries: settings.retries, tries: Vec::new(), handoff: None }
+        Ladder { retries: settings.retries, rung: Rung::Policy, tries: Vec::new(), handoff: None }
     }
 
     /// Notes that `leg` failed on `slot` and says what is left to do.
     pub fn failed(&mut self, leg: Leg, slot: Slot, cause: Cause) -> Next {
         self.handoff = None;
         self.tries.push(Try { leg, slot, cause });
-        if cause.is_client_error() { Next::Relay } else { Next::Replan }
+        if cause.is_client_error() {
+            return Next::Relay;
+        }
+        let prefills = self.tries.iter().filter(|tried| tried.leg == Leg::Prefill).count();
+        let others = self.tries.len() - prefills;
+        let retries = usize::from(self.retries);
+        match (leg, self.rung) {
+            (Leg::Prefill, Rung::Local) => return Next::GiveUp,
+            (Leg::Prefill, _) if cause == Cause::Expired || prefills > retries => {
+                self.rung = Rung::Local;
+            }
+            (Leg::Prefill, _) => self.rung = Rung::Remote,
+            (Leg::Decode | Leg::Local, _) if others > retries => return Next::GiveUp,
+            (Leg::Decode | Leg::Local, Rung::Local) => {}
+            // The prefill before it went well: plan as for a fresh request.
+            (Leg::Decode | Leg::Local, _) => self.rung = Rung::Policy,
+        }
+        Next::Replan
     }
 
-    /// After a decode leg failed: the hand-off that `prefill` made has not been used and still can be,
-    /// so that the next plan needs no prefill.
+    /// After a decode leg failed: the hand-off that `prefill` made was not used and still can be, so
+    /// that the next plan is another decode worker and no prefill. Holds for one plan.
     pub fn keep_handoff(&mut self, prefill: Slot) {
         self.handoff = Some(prefill);
     }
@@ -143,5 +179,17 @@ impl Ladder {
     /// Each leg that failed, in order.
     pub fn causes(&self) -> &[Try] {
         &self.tries
+    }
+
+    pub(crate) fn has_failed(&self, slot: Slot) -> bool {
+        self.tries.iter().any(|tried| tried.slot == slot)
+    }
+
+    pub(crate) fn rung(&self) -> Rung {
+        self.rung
+    }
+
+    pub(crate) fn handoff(&self) -> Option<Slot> {
+        self.handoff
     }
 }

@@ -4,15 +4,24 @@
 
 mod ask;
 mod brain;
+mod candidates;
+mod cost;
 mod decision;
+mod demand;
 mod flags;
 mod fleet;
+mod gate;
 mod guards;
 mod health;
 mod ladder;
 mod ledger;
+mod never_fires;
+mod plan;
 mod policy;
+mod random;
+mod readiness;
 mod record;
+mod sessions;
 mod settings;
 mod signals;
 mod time;
@@ -25,13 +34,15 @@ pub use decision::{Decision, NoPath, Shadows};
 pub use flags::{Flag, Set};
 pub use fleet::{Held, Path, Reading, Role, Slot, WorkerSpec};
 pub use guards::{Guard, Vetoes};
-pub use health::{Condition, Health, HealthChange, HealthEvent};
+pub use health::{Condition, HealthChange, HealthEvent};
 pub use ladder::{Cause, Ladder, Leg, Next, Try};
-pub use ledger::{BookingId, End, Load};
+pub use ledger::{BookingId, End, Load, Settled};
 pub use policy::{
     Bounds, IslBounding, MaxLocalPrefill, Policy, PrefillLoad, Rule, ShortPrompt, UncachedTokens,
 };
-pub use record::{CandidateRecord, LeftOut, Readiness, Record, Settled, ShadowRecord, WorkerView};
+pub use readiness::Readiness;
+pub use record::{CandidateRecord, LeftOut, Record, ShadowRecord, WorkerView};
+pub use sessions::Turn;
 pub use settings::{
     BreakerSettings, Budget, CostSettings, GuardSettings, IslGate, KvGuard, MAX_SHADOWS, Settings,
 };

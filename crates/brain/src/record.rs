@@ -1,11 +1,15 @@
 //! The decision record: everything that went into one decision, for people and for the API.
+//! Built on request only; a decision itself carries no list.
 
 use serde::Serialize;
 
-use crate::fleet::{Path, Role, Slot};
+use crate::candidates::{left_out, measure};
+use crate::fleet::{Path, Reading, Role, Slot, Worker};
 use crate::guards::Vetoes;
 use crate::health::Condition;
-use crate::ledger::Load;
+use crate::ledger::{Ledger, Load};
+use crate::plan::{Plan, Scene};
+use crate::sessions::Turn;
 use crate::signals::Fallbacks;
 
 /// Everything that went into one decision.
@@ -37,6 +41,8 @@ pub struct Record {
     pub fallbacks: Fallbacks,
     /// What the shadow policies would have done.
     pub shadows: Vec<ShadowRecord>,
+    /// What the session's last turn did.
+    pub session: Option<Turn>,
     /// Every worker, and what it would cost.
     pub candidates: Vec<CandidateRecord>,
 }
@@ -89,23 +95,6 @@ pub enum LeftOut {
     Gate,
 }
 
-/// What a group can serve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Readiness {
-    /// A single prompt can be served.
-    pub ready: bool,
-    /// By the remote path.
-    pub remote: bool,
-    /// By the local path.
-    pub local: bool,
-    /// Prefill workers that take requests.
-    pub prefill_up: u16,
-    /// Decode workers that take requests.
-    pub decode_up: u16,
-    /// Unified workers that take requests.
-    pub unified_up: u16,
-}
-
 /// One worker, for gauges and status pages.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WorkerView {
@@ -124,20 +113,68 @@ pub struct WorkerView {
     /// KV blocks it has, where known.
     pub capacity_blocks: Option<u64>,
     /// What its engine last reported.
-    pub reading: crate::fleet::Reading,
+    pub reading: Reading,
 }
 
-/// What settling a booking released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settled {
-    /// The path that the request took.
-    pub path: Path,
-    /// The prefill worker of a remote path.
-    pub prefill: Option<Slot>,
-    /// The worker that streamed.
-    pub decode: Slot,
-    /// How it ended.
-    pub end: crate::ledger::End,
-    /// How long it was booked.
-    pub held_for: std::time::Duration,
+impl Record {
+    pub(crate) fn new(scene: &Scene<'_>, plan: &Plan, ledger: &Ledger) -> Record {
+        let Scene { settings, ask, .. } = *scene;
+        let shadows = settings.shadow.iter().zip(plan.shadows.iter());
+        let workers = scene.fleet.iter();
+        Record {
+            path: plan.path(),
+            prefill: plan.prefill.map(|prefill| prefill.slot),
+            decode: plan.decode.slot,
+            policy: settings.policy.rule.as_str(),
+            reason: plan.why.as_str(),
+            because: plan.why.to_string(),
+            isl_tokens: ask.isl_tokens,
+            effective_isl_tokens: plan.u,
+            estimated: ask.estimated,
+            partial: ask.partial,
+            guards: plan.vetoes,
+            fallbacks: plan.fallbacks,
+            shadows: shadows
+                .map(|(policy, path)| ShadowRecord { policy: policy.rule.as_str(), path })
+                .collect(),
+            session: scene.session,
+            candidates: workers
+                .map(|(slot, worker)| CandidateRecord::new(scene, slot, worker, ledger.load(slot)))
+                .collect(),
+        }
+    }
+}
+
+impl CandidateRecord {
+    fn new(scene: &Scene<'_>, slot: Slot, worker: &Worker, load: Load) -> CandidateRecord {
+        let candidate = measure(slot, worker, load, scene.settings, scene.ask);
+        let gated_out = !scene.pool().has(candidate.role);
+        CandidateRecord {
+            slot,
+            role: candidate.role,
+            local_prefill: candidate.local,
+            left_out: left_out(slot, worker, scene.ask, scene.now)
+                .or(gated_out.then_some(LeftOut::Gate)),
+            overlap_tokens: candidate.overlap,
+            effective_isl_tokens: candidate.u,
+            cost: candidate.cost,
+            guards: scene.check(&candidate).vetoes,
+            load,
+        }
+    }
+}
+
+impl WorkerView {
+    pub(crate) fn new(slot: Slot, worker: &Worker, load: Load) -> WorkerView {
+        WorkerView {
+            slot,
+            role: worker.spec.role,
+            local_prefill: worker.spec.can_prefill_locally(),
+            condition: worker.health.condition(),
+            draining: worker.draining,
+            load,
+            capacity_blocks: worker.capacity_blocks(),
+            reading: worker.reading,
+        }
+    }
 }

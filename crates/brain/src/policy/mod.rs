@@ -1,7 +1,29 @@
 //! The policies: each file holds one, with its formula at the top.
-//! A threshold policy is a pure function from the facts of a request to a verdict with its reason.
+//! A threshold rule is a pure function from the facts of a request to a verdict with its reason;
+//! the workers are then the cheapest ones. A rule that scores every candidate itself makes its own
+//! choice in `Policy::choose`. Guards come after, and are not here.
 
-use crate::units::{Factor, Share};
+mod always_local;
+mod always_remote;
+mod bounds;
+mod isl_and_load;
+mod isl_bounding;
+mod isl_or_load;
+mod max_local_prefill;
+mod prefill_load;
+mod short_prompt;
+mod uncached_tokens;
+
+pub use bounds::Bounds;
+pub use isl_bounding::IslBounding;
+pub use max_local_prefill::MaxLocalPrefill;
+pub use prefill_load::PrefillLoad;
+pub use short_prompt::ShortPrompt;
+pub use uncached_tokens::UncachedTokens;
+
+use crate::candidates::Candidate;
+use crate::signals::Fallbacks;
+use crate::why::Why;
 
 /// A rule and the bounds that hold whatever the rule says.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -10,15 +32,6 @@ pub struct Policy {
     pub rule: Rule,
     /// The bounds.
     pub bounds: Bounds,
-}
-
-/// Bounds that any policy takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bounds {
-    /// `u_d <= floor_tokens` goes local; 0 is off.
-    pub floor_tokens: u32,
-    /// `u_d >= ceiling_tokens` goes remote; comes before the floor.
-    pub ceiling_tokens: Option<u32>,
 }
 
 /// Which rule decides between the remote and the local path.
@@ -44,65 +57,122 @@ pub enum Rule {
     MaxLocalPrefill(MaxLocalPrefill),
 }
 
-/// Parameters of `short_prompt`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShortPrompt {
-    /// The longest prompt that is short.
-    pub short_prefill_tokens: u32,
-}
-
-/// Parameters of `isl_bounding`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct IslBounding {
-    /// The effective ISL must be below this.
-    pub eff_isl_threshold: u32,
-    /// Its share of the ISL must be below this.
-    pub eff_isl_ratio_threshold: Share,
-}
-
-/// Parameters of `prefill_load`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PrefillLoad {
-    /// Busy means more active prefill tokens than this many times the worker's token budget per step.
-    pub prefill_busy_threshold: Factor,
-}
-
-/// Parameters of `uncached_tokens`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UncachedTokens {
-    /// Fewer uncached tokens than this go local; 0 is always local.
-    pub non_cached_tokens: u32,
-    /// Prompts shorter than this go local.
-    pub prompt_tokens: u32,
-}
-
-/// Parameters of `max_local_prefill`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MaxLocalPrefill {
-    /// The most uncached tokens that go local.
-    pub max_local_prefill_length: u32,
-}
-
-impl Default for ShortPrompt {
-    fn default() -> Self {
-        ShortPrompt { short_prefill_tokens: 512 }
-    }
-}
-
-impl Default for IslBounding {
-    fn default() -> Self {
-        const RATIO: Share = Share::constant(0.7);
-        IslBounding { eff_isl_threshold: 2048, eff_isl_ratio_threshold: RATIO }
-    }
-}
-
 impl Default for Rule {
     fn default() -> Self {
         Rule::IslBounding(IslBounding::default())
     }
 }
 
+/// What a threshold rule looks at. `d` is the worker that would take the local path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// Prompt tokens.
+    pub(crate) isl: u32,
+    /// Prompt tokens that `d` holds.
+    pub(crate) overlap: u32,
+    /// Effective ISL: what `d` would have to compute.
+    pub(crate) u: u32,
+    /// Prefill tokens active on the prefill worker, without this request.
+    pub(crate) prefill_active: u64,
+    /// The prefill worker's `max_num_batched_tokens`.
+    pub(crate) prefill_budget: Option<u32>,
+}
+
+/// A path and its reason.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    Local(Why),
+    Remote(Why),
+}
+
+/// The cheapest candidate of each kind, for a request that has a remote path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Board {
+    /// Prompt tokens.
+    pub(crate) isl: u32,
+    pub(crate) local: Option<Candidate>,
+    pub(crate) prefill: Candidate,
+    pub(crate) decode: Candidate,
+}
+
+/// A path with its workers. A local path lacks its worker where none can prefill locally: the
+/// capability guard then vetoes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Choice {
+    Local(Option<Candidate>, Why),
+    Remote { prefill: Candidate, decode: Candidate, why: Why },
+}
+
+impl Board {
+    /// The worker on which a threshold rule measures the effective ISL: the one that would compute
+    /// on the local path, or else the one that would decode.
+    pub(crate) fn measured(&self) -> Candidate {
+        self.local.unwrap_or(self.decode)
+    }
+
+    fn facts(&self) -> Facts {
+        let measured = self.measured();
+        Facts {
+            isl: self.isl,
+            overlap: measured.overlap,
+            u: measured.u,
+            prefill_active: self.prefill.load.prefill_tokens,
+            prefill_budget: self.prefill.max_num_batched_tokens,
+        }
+    }
+}
+
+impl Policy {
+    /// The candidate that the policy takes. Fallbacks that it needed are added to `used`.
+    pub(crate) fn choose(&self, board: &Board, used: &mut Fallbacks) -> Choice {
+        match self.verdict(&board.facts(), used) {
+            Verdict::Local(why) => Choice::Local(board.local, why),
+            Verdict::Remote(why) => {
+                Choice::Remote { prefill: board.prefill, decode: board.decode, why }
+            }
+        }
+    }
+
+    /// The bounds' verdict, or else the rule's.
+    pub(crate) fn verdict(&self, facts: &Facts, used: &mut Fallbacks) -> Verdict {
+        self.bounds.verdict(facts).unwrap_or_else(|| self.rule.verdict(facts, used))
+    }
+
+    /// Whether what workers hold of a prompt can change the verdict.
+    pub(crate) fn reads_overlap(&self) -> bool {
+        self.bounds != Bounds::default() || self.rule.reads_overlap()
+    }
+}
+
 impl Rule {
+    fn verdict(&self, facts: &Facts, used: &mut Fallbacks) -> Verdict {
+        match self {
+            Rule::AlwaysRemote => always_remote::verdict(),
+            Rule::AlwaysLocal => always_local::verdict(),
+            Rule::ShortPrompt(rule) => rule.verdict(facts),
+            Rule::IslBounding(rule) => rule.verdict(facts),
+            Rule::PrefillLoad(rule) => rule.verdict(facts, used),
+            Rule::IslOrLoad(isl, load) => isl_or_load::verdict(isl, load, facts, used),
+            Rule::IslAndLoad(isl, load) => isl_and_load::verdict(isl, load, facts, used),
+            Rule::UncachedTokens(rule) => rule.verdict(facts),
+            Rule::MaxLocalPrefill(rule) => rule.verdict(facts),
+        }
+    }
+
+    fn reads_overlap(&self) -> bool {
+        match self {
+            Rule::AlwaysRemote
+            | Rule::AlwaysLocal
+            | Rule::ShortPrompt(_)
+            | Rule::PrefillLoad(_) => false,
+            Rule::IslBounding(_)
+            | Rule::IslOrLoad(..)
+            | Rule::IslAndLoad(..)
+            | Rule::UncachedTokens(_)
+            | Rule::MaxLocalPrefill(_) => true,
+        }
+    }
+
     /// The policy's name, as in settings, headers and metrics.
     pub const fn as_str(&self) -> &'static str {
         match self {

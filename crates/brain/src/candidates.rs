@@ -1,0 +1,133 @@
+//! The slate: every worker that can take part in serving one request, measured in one pass.
+//! Local candidates are the workers on it that can prefill locally; remote pairs are its prefill
+//! workers with its decode workers. The cost of a pair is the sum of its two, so that the cheapest
+//! pair is the cheapest of each; a policy that scores pairs otherwise finds all of them here.
+
+use std::num::NonZeroU32;
+
+use crate::ask::Ask;
+use crate::cost;
+use crate::demand::KvDemand;
+use crate::fleet::{Fleet, Held, Role, Slot, Worker};
+use crate::ledger::{Ledger, Load};
+use crate::record::LeftOut;
+use crate::settings::Settings;
+use crate::time::Time;
+
+/// A worker that can take part in serving the request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) slot: Slot,
+    pub(crate) role: Role,
+    /// Whether it can take the local path.
+    pub(crate) local: bool,
+    /// Prompt tokens whose KV it holds.
+    pub(crate) overlap: u32,
+    /// Prompt tokens that it would have to compute.
+    pub(crate) u: u32,
+    /// Ordinary cost.
+    pub(crate) cost: f64,
+    pub(crate) load: Load,
+    pub(crate) block_size: NonZeroU32,
+    pub(crate) max_num_batched_tokens: Option<u32>,
+}
+
+/// The candidates of one request, by slot. Reused from request to request.
+#[derive(Debug, Default)]
+pub(crate) struct Slate {
+    candidates: Vec<Candidate>,
+}
+
+impl Slate {
+    /// Measures all workers for `ask`.
+    pub(crate) fn fill(
+        &mut self,
+        fleet: &Fleet,
+        ledger: &Ledger,
+        settings: &Settings,
+        ask: &Ask<'_>,
+        now: Time,
+    ) {
+        self.candidates.clear();
+        for (slot, worker) in fleet.iter() {
+            if left_out(slot, worker, ask, now).is_none() {
+                self.candidates.push(measure(slot, worker, ledger.load(slot), settings, ask));
+            }
+        }
+    }
+
+    pub(crate) fn all(&self) -> &[Candidate] {
+        &self.candidates
+    }
+}
+
+/// Why a worker is not on the slate, if it is not.
+pub(crate) fn left_out(slot: Slot, worker: &Worker, ask: &Ask<'_>, now: Time) -> Option<LeftOut> {
+    if !is_eligible(slot, ask) {
+        Some(LeftOut::NotEligible)
+    } else if ask.tries.has_failed(slot) {
+        Some(LeftOut::Failed)
+    } else if worker.draining {
+        Some(LeftOut::Draining)
+    } else if !worker.health.admits(now) {
+        Some(LeftOut::Unhealthy)
+    } else {
+        None
+    }
+}
+
+pub(crate) fn is_eligible(slot: Slot, ask: &Ask<'_>) -> bool {
+    ask.eligible.is_none_or(|slots| slots.get(slot.index()).copied().unwrap_or(false))
+}
+
+pub(crate) fn measure(
+    slot: Slot,
+    worker: &Worker,
+    load: Load,
+    settings: &Settings,
+    ask: &Ask<'_>,
+) -> Candidate {
+    let spec = &worker.spec;
+    let overlap = overlap_tokens(held(slot, ask), spec.block_size.get(), ask.isl_tokens);
+    let u = ask.isl_tokens - overlap;
+    Candidate {
+        slot,
+        role: spec.role,
+        local: spec.can_prefill_locally(),
+        overlap,
+        u,
+        cost: cost::cost(&settings.cost, spec, &load, u),
+        load,
+        block_size: spec.block_size,
+        max_num_batched_tokens: spec.max_num_batched_tokens,
+    }
+}
+
+/// KV blocks that the request would need on a worker that decodes it.
+pub(crate) fn kv_demand(
+    slot: Slot,
+    block_size: NonZeroU32,
+    settings: &Settings,
+    ask: &Ask<'_>,
+) -> KvDemand {
+    let asked = ask.max_new_tokens.unwrap_or(u32::MAX);
+    KvDemand::new(
+        ask.isl_tokens,
+        held(slot, ask),
+        block_size,
+        ask.sequences,
+        asked.min(settings.output_allowance_tokens),
+    )
+}
+
+fn held(slot: Slot, ask: &Ask<'_>) -> Held {
+    ask.held.get(slot.index()).copied().unwrap_or_default()
+}
+
+/// `block_size x (device + 0.75 host + 0.25 disk)`, rounded in tokens (a half goes up), at most the ISL.
+fn overlap_tokens(held: Held, block_size: u32, isl_tokens: u32) -> u32 {
+    let quarter_blocks =
+        4 * u64::from(held.device) + 3 * u64::from(held.host) + u64::from(held.disk);
+    let tokens = (quarter_blocks.saturating_mul(u64::from(block_size)).saturating_add(2)) / 4;
+    u32::try_from(tokens).unwrap_or(u32::MAX).min(isl_tokens)
+}

@@ -1,0 +1,348 @@
+//! From the slate to one plan: wishes, the gate, the failure ladder, the policy and the guards, in
+//! that order. Pure: nothing is booked and nothing changes here.
+
+use crate::ask::Ask;
+use crate::candidates::{Candidate, is_eligible, kv_demand, measure};
+use crate::cost;
+use crate::decision::{NoPath, Shadows};
+use crate::fleet::{Fleet, Path, Role, WorkerSpec};
+use crate::gate::{Gated, Pool, gate};
+use crate::guards::{self, Checked, Guard, Vetoes};
+use crate::ladder::Rung;
+use crate::ledger::Load;
+use crate::policy::{Board, Choice, Policy};
+use crate::sessions::Turn;
+use crate::settings::{IslGate, MAX_SHADOWS, Settings};
+use crate::signals::{Fallbacks, Signal};
+use crate::time::Time;
+use crate::why::Why;
+
+/// Everything that a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scene<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) ask: &'a Ask<'a>,
+    pub(crate) candidates: &'a [Candidate],
+    pub(crate) session: Option<Turn>,
+    pub(crate) draws: Draws,
+    pub(crate) now: Time,
+}
+
+/// Random numbers from 0 to 1 for sampling by temperature. One serves the local path and the decode
+/// leg, so that both fall on the same worker where they have the same candidates.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Draws {
+    pub(crate) decode: f64,
+    pub(crate) prefill: f64,
+}
+
+/// What to do with a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) prefill: Option<Candidate>,
+    pub(crate) decode: Candidate,
+    pub(crate) prefilled: bool,
+    pub(crate) why: Why,
+    /// What the worker that the policy looked at would have to compute.
+    pub(crate) u: u32,
+    pub(crate) vetoes: Vetoes,
+    pub(crate) fallbacks: Fallbacks,
+    pub(crate) shadows: Shadows,
+}
+
+impl Plan {
+    pub(crate) fn path(&self) -> Path {
+        if self.prefill.is_some() { Path::Remote } else { Path::Local }
+    }
+
+    /// What the computing worker has to compute.
+    pub(crate) fn prefill_tokens(&self) -> u32 {
+        if self.prefilled { 0 } else { self.prefill.unwrap_or(self.decode).u }
+    }
+}
+
+/// The plan for the scene's request.
+pub(crate) fn plan(scene: &Scene<'_>) -> Result<Plan, NoPath> {
+    let wish = scene.wish();
+    scene.refuse_impossible(wish)?;
+    let gated = scene.gate();
+    let planner = Planner::new(scene, gated);
+
+    if let Some(plan) = planner.with_kept_handoff() {
+        return Ok(plan);
+    }
+    if !scene.ask.disaggregable {
+        return planner.only_local(Why::Batch);
+    }
+    if let (Pool::Unified, IslGate::UnifiedUpTo(bound)) = (gated.pool, scene.settings.isl_gate) {
+        return planner.only_local(Why::GateShort { isl: scene.ask.isl_tokens, bound });
+    }
+    let rung = scene.ask.tries.rung();
+    let Some(board) = planner.board().filter(|_| rung != Rung::Local) else {
+        return match rung {
+            Rung::Policy => planner.without_remote(),
+            Rung::Remote | Rung::Local => planner.retry_local(),
+        };
+    };
+    Ok(match (rung, wish) {
+        (Rung::Remote, _) => planner.remote(&board, Why::RetryPrefill),
+        (_, Some(Path::Remote)) => planner.remote(&board, Why::Override),
+        (_, Some(Path::Local)) => planner.guarded(planner.local, Why::Override, &board),
+        (_, None) => planner.by_policy(&board),
+    })
+}
+
+impl Scene<'_> {
+    /// Refuses a wish that the fleet could not take even if all of its workers were healthy.
+    fn refuse_impossible(&self, wish: Option<Path>) -> Result<(), NoPath> {
+        match wish {
+            Some(Path::Remote)
+                if !(self.ask.disaggregable
+                    && self.fleet_has(|spec| spec.role == Role::Prefill)
+                    && self.fleet_has(|spec| spec.role == Role::Decode)) =>
+            {
+                Err(NoPath::WishRemote)
+            }
+            Some(Path::Local) if !self.fleet_has(WorkerSpec::can_prefill_locally) => {
+                Err(NoPath::WishLocal)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether any worker that may serve the request is so, healthy or not.
+    fn fleet_has(&self, is: impl Fn(&WorkerSpec) -> bool) -> bool {
+        let mut workers = self.fleet.iter();
+        workers.any(|(slot, worker)| is(&worker.spec) && is_eligible(slot, self.ask))
+    }
+
+    fn wish(&self) -> Option<Path> {
+        self.ask.wish.filter(|_| self.settings.allow_path_override)
+    }
+
+    /// What the gate says; a wish for a path is stronger.
+    fn gate(&self) -> Gated {
+        let setting = if self.wish().is_some() { IslGate::Off } else { self.settings.isl_gate };
+        gate(setting, self.ask, self.candidates)
+    }
+
+    /// The workers that the request may use.
+    pub(crate) fn pool(&self) -> Pool {
+        self.gate().pool
+    }
+
+    /// What the guards say of the local path on a candidate.
+    pub(crate) fn check(&self, candidate: &Candidate) -> Checked {
+        let Some(worker) = self.fleet.get(candidate.slot) else { return Checked::default() };
+        let demand = kv_demand(candidate.slot, candidate.block_size, self.settings, self.ask);
+        guards::check(&self.settings.guards, worker, &candidate.load, candidate.u, &demand)
+    }
+
+    /// Fallbacks that lie in the request itself.
+    fn fallbacks(&self, gated: Gated) -> Fallbacks {
+        let used = [
+            (self.ask.estimated, Signal::Tokenizer),
+            (self.ask.partial, Signal::Multimodal),
+            (gated.waived, Signal::IslGate),
+        ];
+        used.into_iter().filter(|(is, _)| *is).map(|(_, signal)| signal).collect()
+    }
+}
+
+/// The cheapest candidate of each kind, and the ways to make a plan of them.
+struct Planner<'a> {
+    scene: &'a Scene<'a>,
+    pool: Pool,
+    local: Option<Candidate>,
+    prefill: Option<Candidate>,
+    decode: Option<Candidate>,
+    fallbacks: Fallbacks,
+}
+
+impl<'a> Planner<'a> {
+    fn new(scene: &'a Scene<'a>, gated: Gated) -> Planner<'a> {
+        let pool = gated.pool;
+        let temperature = scene.settings.cost.temperature.get();
+        let pick = |draw, is: fn(&Candidate) -> bool| {
+            cost::pick(scene.candidates, temperature, draw, |candidate| {
+                pool.has(candidate.role) && is(candidate)
+            })
+        };
+        let mut planner = Planner {
+            scene,
+            pool,
+            local: pick(scene.draws.decode, |candidate| candidate.local),
+            prefill: pick(scene.draws.prefill, |candidate| candidate.role == Role::Prefill),
+            decode: pick(scene.draws.decode, |candidate| candidate.role == Role::Decode),
+            fallbacks: scene.fallbacks(gated),
+        };
+        planner.keep_session();
+        planner
+    }
+
+    /// Puts the session's worker in the place of the cheapest, while it is within its guards.
+    fn keep_session(&mut self) {
+        let Some(turn) = self.scene.session else { return };
+        let of_pool = |candidate: &&Candidate| self.pool.has(candidate.role);
+        let mut candidates = self.scene.candidates.iter().filter(of_pool);
+        let Some(kept) = candidates.find(|candidate| candidate.slot == turn.decode) else {
+            return;
+        };
+        let vetoes = self.scene.check(kept).vetoes;
+        if kept.role == Role::Decode && !vetoes.contains(Guard::DecodeKv) {
+            self.decode = Some(*kept);
+        }
+        if vetoes.is_empty() {
+            self.local = Some(*kept);
+        }
+    }
+
+    fn board(&self) -> Option<Board> {
+        Some(Board {
+            isl: self.scene.ask.isl_tokens,
+            local: self.local,
+            prefill: self.prefill?,
+            decode: self.decode?,
+        })
+    }
+
+    /// Another decode worker for KV that an earlier try computed.
+    fn with_kept_handoff(&self) -> Option<Plan> {
+        let slot = self.scene.ask.tries.handoff()?;
+        let worker = self.scene.fleet.get(slot)?;
+        if worker.spec.role != Role::Prefill || !worker.health.admits(self.scene.now) {
+            return None;
+        }
+        let prefill = measure(slot, worker, Load::default(), self.scene.settings, self.scene.ask);
+        let plan = self.plan(Some(prefill), self.decode?, Why::RetryDecode);
+        Some(Plan { prefilled: true, ..plan })
+    }
+
+    fn by_policy(&self, board: &Board) -> Plan {
+        let settings = self.scene.settings;
+        let mut plan = self.chosen(&settings.policy, board);
+        for (bit, shadow) in settings.shadow.iter().take(MAX_SHADOWS).enumerate() {
+            let local = self.chosen(shadow, board).path() == Path::Local;
+            plan.shadows.local |= u32::from(local) << bit;
+            plan.shadows.count += 1;
+        }
+        plan
+    }
+
+    /// What a policy and the guards make of the board.
+    fn chosen(&self, policy: &Policy, board: &Board) -> Plan {
+        let measured = board.measured();
+        let mut used = Fallbacks::EMPTY;
+        let worker = self.scene.fleet.get(measured.slot);
+        if policy.reads_overlap() && worker.is_some_and(|worker| !worker.spec.publishes_events) {
+            used.insert(Signal::KvEvents);
+        }
+        let plan = match policy.choose(board, &mut used) {
+            Choice::Local(local, why) => self.guarded(local, why, board),
+            Choice::Remote { prefill, decode, why } => self.plan(Some(prefill), decode, why),
+        };
+        Plan { u: measured.u, fallbacks: plan.fallbacks.union(used), ..plan }
+    }
+
+    /// The local path if the guards allow, else the remote one with the guard as its reason.
+    fn guarded(&self, local: Option<Candidate>, why: Why, board: &Board) -> Plan {
+        let checked = match &local {
+            Some(local) => self.scene.check(local),
+            None => Checked { vetoes: Vetoes::of(Guard::Capability), ..Checked::default() },
+        };
+        let plan = match (local, checked.vetoes.first()) {
+            (_, Some(guard)) => self.remote(board, Why::Guard(guard)),
+            (Some(local), None) => self.plan(None, local, why),
+            (None, None) => self.remote(board, why),
+        };
+        self.with(plan, checked)
+    }
+
+    fn remote(&self, board: &Board, why: Why) -> Plan {
+        self.plan(Some(board.prefill), board.decode, why)
+    }
+
+    /// The local path because the remote one does not exist: serving beats refusing.
+    fn without_remote(&self) -> Result<Plan, NoPath> {
+        if self.local.is_none() && self.decode.is_none() {
+            return Err(NoPath::NoDecode);
+        }
+        if self.scene.settings.require_remote {
+            return Err(NoPath::RemoteRequired);
+        }
+        let mut workers = self.scene.fleet.iter();
+        self.only_local(if self.prefill.is_some() {
+            Why::NoDecode
+        } else if workers.all(|(_, worker)| worker.spec.role == Role::Unified) {
+            Why::Unified
+        } else {
+            Why::NoPrefill
+        })
+    }
+
+    /// The local path whatever the guards say, though on a worker that they allow if there is one.
+    fn only_local(&self, why: Why) -> Result<Plan, NoPath> {
+        let (local, mut checked) = self.best_local().ok_or_else(|| self.no_local())?;
+        if !checked.vetoes.is_empty() {
+            checked.fallbacks.insert(Signal::Guards);
+        }
+        Ok(self.with(self.plan(None, local, why), checked))
+    }
+
+    fn no_local(&self) -> NoPath {
+        let has = |is: fn(&WorkerSpec) -> bool| self.scene.fleet_has(is);
+        if self.scene.ask.disaggregable && self.decode.is_some() {
+            NoPath::NoPrefill
+        } else if has(|spec| spec.role == Role::Decode) && !has(WorkerSpec::can_prefill_locally) {
+            NoPath::NotDisaggregable
+        } else {
+            NoPath::NoDecode
+        }
+    }
+
+    /// The last rung of the ladder: prefill workers failed, and the guards hold.
+    fn retry_local(&self) -> Result<Plan, NoPath> {
+        if self.scene.settings.require_remote {
+            return Err(NoPath::RemoteRequired);
+        }
+        let Some((local, checked)) = self.best_local() else {
+            return Err(NoPath::Vetoed(Vetoes::of(Guard::Capability)));
+        };
+        if !checked.vetoes.is_empty() {
+            return Err(NoPath::Vetoed(checked.vetoes));
+        }
+        Ok(self.with(self.plan(None, local, Why::RetryLocal), checked))
+    }
+
+    /// The cheapest local candidate that no guard vetoes; if they veto all, the cheapest.
+    fn best_local(&self) -> Option<(Candidate, Checked)> {
+        let first = self.local?;
+        let checked = self.scene.check(&first);
+        if checked.vetoes.is_empty() {
+            return Some((first, checked));
+        }
+        let allowed = self.scene.candidates.iter().filter(|candidate| {
+            self.pool.has(candidate.role) && self.scene.check(candidate).vetoes.is_empty()
+        });
+        let cheapest = allowed.reduce(|a, b| if b.cost < a.cost { b } else { a }).copied();
+        Some(cheapest.map_or((first, checked), |local| (local, self.scene.check(&local))))
+    }
+
+    fn plan(&self, prefill: Option<Candidate>, decode: Candidate, why: Why) -> Plan {
+        Plan {
+            prefill,
+            decode,
+            prefilled: false,
+            why,
+            u: decode.u,
+            vetoes: Vetoes::EMPTY,
+            fallbacks: self.fallbacks,
+            shadows: Shadows::default(),
+        }
+    }
+
+    fn with(&self, plan: Plan, checked: Checked) -> Plan {
+        Plan { vetoes: checked.vetoes, fallbacks: plan.fallbacks.union(checked.fallbacks), ..plan }
+    }
+}

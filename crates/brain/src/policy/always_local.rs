@@ -1,0 +1,8 @@
+//! `always_local`: local iff always.
+
+use super::Verdict;
+use crate::why::Why;
+
+pub(super) fn verdict() -> Verdict {
+    Verdict::Local(Why::AlwaysLocal)
+}
