@@ -1,0 +1,241 @@
+//! Writes events as vLLM does, byte for byte: arrays as 0.23, maps as 0.24 and later.
+
+use super::BlockName;
+
+/// How events are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// Arrays, vLLM 0.23 and older.
+    Array,
+    /// Maps with `type`, vLLM 0.24 and later, SGLang.
+    Map,
+}
+
+/// An event to write.
+#[derive(Clone, Copy, Debug)]
+pub enum Announce<'a> {
+    /// `BlockStored`
+    Stored {
+        /// Names of the blocks.
+        hashes: &'a [BlockName<'a>],
+        /// Name of the block before.
+        parent: Option<BlockName<'a>>,
+        /// Tokens of all blocks.
+        tokens: &'a [u32],
+        /// Tokens in a block.
+        block_size: u32,
+        /// LoRA adapter; written as an extra key of every block too.
+        lora_name: Option<&'a str>,
+        /// Tier.
+        medium: Option<&'a str>,
+        /// Written as the first block's extra key when the sequence starts here.
+        cache_salt: Option<&'a str>,
+    },
+    /// `BlockRemoved`
+    Removed {
+        /// Names of the blocks.
+        hashes: &'a [BlockName<'a>],
+        /// Tier.
+        medium: Option<&'a str>,
+    },
+    /// `AllBlocksCleared`
+    Cleared,
+}
+
+/// Writes a batch: the payload of one message.
+pub fn encode(
+    timestamp: f64,
+    rank: Option<u32>,
+    events: &[Announce<'_>],
+    encoding: Encoding,
+) -> Vec<u8> {
+    let mut out = Writer { out: Vec::new() };
+    out.array(if rank.is_some() { 3 } else { 2 });
+    out.out.push(0xcb);
+    out.out.extend(timestamp.to_be_bytes());
+    out.array(events.len());
+    for event in events {
+        out.event(event, encoding);
+    }
+    if let Some(rank) = rank {
+        out.uint(u64::from(rank));
+    }
+    out.out
+}
+
+struct Writer {
+    out: Vec<u8>,
+}
+
+/// The only attention kind that the mock engine has, as vLLM names it.
+const SPEC_KIND: &str = "full_attention";
+
+impl Writer {
+    fn event(&mut self, event: &Announce<'_>, encoding: Encoding) {
+        let map = encoding == Encoding::Map;
+        let key = |out: &mut Writer, name: &str| {
+            if map {
+                out.str(name);
+            }
+        };
+        // Fields of the event besides its type; an array also ends with the sliding window, which a
+        // map leaves out as it has its default.
+        let (tag, fields) = match event {
+            Announce::Stored { .. } => ("BlockStored", if map { 10 } else { 11 }),
+            Announce::Removed { .. } => ("BlockRemoved", 3),
+            Announce::Cleared => ("AllBlocksCleared", 0),
+        };
+        if map {
+            self.map(fields + 1);
+        } else {
+            self.array(fields + 1);
+        }
+        key(self, "type");
+        self.str(tag);
+        match *event {
+            Announce::Stored {
+                hashes,
+                parent,
+                tokens,
+                block_size,
+                lora_name,
+                medium,
+                cache_salt,
+            } => {
+                key(self, "block_hashes");
+                self.names(hashes);
+                key(self, "parent_block_hash");
+                match parent {
+                    Some(parent) => self.name(&parent),
+                    None => self.nil(),
+                }
+                key(self, "token_ids");
+                self.array(tokens.len());
+                for token in tokens {
+                    self.uint(u64::from(*token));
+                }
+                key(self, "block_size");
+                self.uint(u64::from(block_size));
+                key(self, "lora_id");
+                self.nil();
+                key(self, "medium");
+                self.optional(medium);
+                key(self, "lora_name");
+                self.optional(lora_name);
+                key(self, "extra_keys");
+                self.array(hashes.len());
+                for index in 0..hashes.len() {
+                    let salt = cache_salt.filter(|_| index == 0 && parent.is_none());
+                    self.extra_keys(lora_name, salt);
+                }
+                key(self, "group_idx");
+                self.uint(0);
+                key(self, "kv_cache_spec_kind");
+                self.str(SPEC_KIND);
+                if !map {
+                    self.nil();
+                }
+            }
+            Announce::Removed { hashes, medium } => {
+                key(self, "block_hashes");
+                self.names(hashes);
+                key(self, "medium");
+                self.optional(medium);
+                key(self, "group_idx");
+                self.uint(0);
+            }
+            Announce::Cleared => {}
+        }
+    }
+
+    fn extra_keys(&mut self, lora: Option<&str>, salt: Option<&str>) {
+        let keys = usize::from(lora.is_some()) + usize::from(salt.is_some());
+        if keys == 0 {
+            return self.nil();
+        }
+        self.array(keys);
+        for key in lora.iter().chain(&salt) {
+            self.str(key);
+        }
+    }
+
+    fn names(&mut self, names: &[BlockName<'_>]) {
+        self.array(names.len());
+        for name in names {
+            self.name(name);
+        }
+    }
+
+    fn name(&mut self, name: &BlockName<'_>) {
+        match *name {
+            BlockName::Int(id) => self.uint(id),
+            BlockName::Digest(digest) => {
+                self.sized(None, [0xc4, 0xc5, 0xc6], digest.len());
+                self.out.extend(digest);
+            }
+        }
+    }
+
+    fn nil(&mut self) {
+        self.out.push(0xc0);
+    }
+
+    fn optional(&mut self, text: Option<&str>) {
+        match text {
+            Some(text) => self.str(text),
+            None => self.nil(),
+        }
+    }
+
+    fn str(&mut self, text: &str) {
+        self.sized(Some((0xa0, 32)), [0xd9, 0xda, 0xdb], text.len());
+        self.out.extend(text.as_bytes());
+    }
+
+    fn array(&mut self, len: usize) {
+        // There is no array with a length of one byte.
+        self.sized(Some((0x90, 16)), [0xdc, 0xdc, 0xdd], len);
+    }
+
+    fn map(&mut self, len: usize) {
+        self.sized(Some((0x80, 16)), [0xde, 0xde, 0xdf], len);
+    }
+
+    /// A marker with a length: in the marker itself below a bound, else in 1, 2 or 4 bytes.
+    #[allow(clippy::cast_possible_truncation)]
+    fn sized(&mut self, inline: Option<(u8, usize)>, markers: [u8; 3], len: usize) {
+        let [one, two, four] = markers;
+        match (inline, len) {
+            (Some((marker, below)), _) if len < below => self.out.push(marker | len as u8),
+            (_, 0..=0xff) if one != two => self.out.extend([one, len as u8]),
+            (_, 0..=0xffff) => {
+                self.out.push(two);
+                self.out.extend((len as u16).to_be_bytes());
+            }
+            _ => {
+                self.out.push(four);
+                self.out.extend((len as u32).to_be_bytes());
+            }
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    fn uint(&mut self, value: u64) {
+        match value {
+            0..=0x7f => self.out.push(value as u8),
+            0x80..=0xff => self.out.extend([0xcc, value as u8]),
+            0x100..=0xffff => {
+                self.out.push(0xcd);
+                self.out.extend((value as u16).to_be_bytes());
+            }
+            0x1_0000..=0xffff_ffff => {
+                self.out.push(0xce);
+                self.out.extend((value as u32).to_be_bytes());
+            }
+            _ => {
+                self.out.push(0xcf);
+                self.out.extend(value.to_be_bytes());
+            }
+        }
+    }
+}
