@@ -10,8 +10,10 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use pointsman_brain::Role;
+
 /// Everything that the router was told.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Where the API is served.
     pub listen: SocketAddr,
@@ -42,7 +44,7 @@ pub struct Settings {
 }
 
 /// One base model and everything that serves it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Model {
     /// The name clients send.
     pub name: String,
@@ -54,7 +56,9 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// Assumed length of what a prompt holds besides text.
     pub estimates: Estimates,
-    /// What names a session.
+    /// How its requests find their path, as the brain takes it.
+    pub routing: pointsman_brain::Settings,
+    /// What names a session; `Off` where `routing.session_affinity` is false.
     pub session: Session,
     /// The workers in the order written.
     pub workers: Vec<Worker>,
@@ -108,9 +112,9 @@ pub enum Session {
 /// One engine endpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Worker {
-    /// Unique within its model; host and port where none was written.
+    /// Unique over all models; host, port and base path where none was written.
     pub name: String,
-    /// `http://host:port[/base]`, without a trailing slash, query or user.
+    /// `http://host[:port][/base]`, without a trailing slash after the base, query or user.
     pub url: http::Uri,
     /// What it is for.
     pub role: Role,
@@ -136,17 +140,6 @@ pub struct Worker {
     pub kv_lease: Duration,
     /// Sent as `Authorization: Bearer ...`.
     pub api_key: Option<Secret>,
-}
-
-/// What a worker is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Computes prompts and hands their KV over.
-    Prefill,
-    /// Takes KV over and generates.
-    Decode,
-    /// Does both on its own.
-    Unified,
 }
 
 /// What a worker speaks.
@@ -284,13 +277,13 @@ pub struct Kv {
 pub enum Approximate {
     /// Not at all: such a worker counts as empty.
     Off,
-    /// Its placements are kept up to its KV capacity, or this many blocks where that is unknown.
-    Capacity {
-        /// Blocks where the worker's capacity is unknown.
+    /// Its placements are kept, up to its KV capacity.
+    Record {
+        /// How long each is kept; `None` = until capacity pushes it out.
+        ttl: Option<Duration>,
+        /// Blocks kept where the worker's capacity is unknown.
         unknown_blocks: NonZeroU64,
     },
-    /// Its placements are kept this long.
-    Ttl(Duration),
 }
 
 /// Logging.

@@ -1,0 +1,177 @@
+//! Models: their names are unique, and what they need to serve is there.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pointsman_brain::Role;
+
+use super::Resolver;
+use crate::settings::{Estimates, KvEvents, Model, Tokenizer, Worker};
+use crate::tree::{Key, quoted};
+use crate::written::{self, Written};
+
+/// Ranks of all workers of one model together: what a slot number can count.
+const MAX_RANKS: u32 = u16::MAX as u32;
+
+impl Resolver<'_> {
+    /// Every model that is in order; problems say why others are missing.
+    pub(super) fn models(&mut self, written: &Written) -> Vec<Model> {
+        let key = Key::root().name("models");
+        if written.models.is_empty() {
+            self.problem(&key, "is missing or empty: must list at least one model");
+        }
+        self.unique_names(&key, &written.models);
+        let models: Vec<Model> = (0..)
+            .zip(&written.models)
+            .filter_map(|(i, model)| self.model(&key.index(i), model, written))
+            .collect();
+        self.unique_workers(&key, &written.models);
+        models
+    }
+
+    /// No two models answer to one name.
+    fn unique_names(&mut self, key: &Key, models: &[written::Model]) {
+        let mut taken: BTreeMap<&str, Key> = BTreeMap::new();
+        for (i, model) in models.iter().enumerate() {
+            let key = key.index(i);
+            let list = |list: &'static str| {
+                let key = key.name(list);
+                move |(j, name)| (key.index(j), name)
+            };
+            let aliases = model.aliases.iter().enumerate().map(list("aliases"));
+            let adapters = model.adapters.iter().enumerate().map(list("adapters"));
+            let own = std::iter::once((key.name("name"), &model.name));
+            for (at, name) in own.chain(aliases).chain(adapters) {
+                if name.trim().is_empty() {
+                    self.problem(&at, "is empty: must be the name that clients send");
+                } else if let Some(first) = taken.get(name.as_str()) {
+                    let message = format!("{} is taken: {first} has that name", quoted(name));
+                    self.problem(&at, message);
+                } else {
+                    taken.insert(name, at);
+                }
+            }
+        }
+    }
+
+    /// No two workers have one name, over all models, nor one URL within a model.
+    fn unique_workers(&mut self, key: &Key, models: &[written::Model]) {
+        let mut names: BTreeMap<String, Key> = BTreeMap::new();
+        for (i, model) in models.iter().enumerate() {
+            let mut urls: BTreeMap<String, Key> = BTreeMap::new();
+            for (j, worker) in model.workers.iter().enumerate() {
+                let at = key.index(i).name("workers").index(j);
+                let Some(url) = super::worker::parse_url(&worker.url).ok() else { continue };
+                let place = super::worker::place(&url);
+                if let Some(first) = urls.get(&place) {
+                    let message = format!("{} is taken: {first} has that URL", quoted(&worker.url));
+                    self.problem(&at.name("url"), message);
+                    continue;
+                }
+                urls.insert(place.clone(), at.clone());
+                let name = worker.name.clone().unwrap_or(place);
+                if let Some(first) = names.get(&name) {
+                    let message = format!(
+                        "{} is taken: {first} has that name; give one of them another `name`",
+                        quoted(&name)
+                    );
+                    self.problem(&at.name("name"), message);
+                    continue;
+                }
+                names.insert(name, at);
+            }
+        }
+    }
+
+    fn model(&mut self, key: &Key, model: &written::Model, written: &Written) -> Option<Model> {
+        let workers: Vec<Option<Worker>> = (0..)
+            .zip(&model.workers)
+            .map(|(i, worker)| self.worker(&key.name("workers").index(i), worker))
+            .collect();
+        self.check_roles(key, model, written.admin.worker_api);
+        let ranks: u32 = model.workers.iter().map(|worker| u32::from(worker.ranks)).sum();
+        if ranks > MAX_RANKS {
+            let message = format!("have {ranks} ranks together: must be at most {MAX_RANKS}");
+            self.problem(&key.name("workers"), message);
+        }
+        let (routing_key, routing) = match &model.routing {
+            Some(own) => (key.name("routing"), own),
+            None => (Key::root().name("routing"), &written.routing),
+        };
+        let (routing, session) = self.routing(&routing_key, routing)?;
+        Some(Model {
+            name: model.name.clone(),
+            aliases: model.aliases.clone(),
+            adapters: model.adapters.clone(),
+            tokenizer: tokenizer(&model.tokenizer),
+            estimates: Estimates {
+                image_tokens: model.estimates.image_tokens,
+                audio_tokens: model.estimates.audio_tokens,
+                video_tokens: model.estimates.video_tokens,
+                other_tokens: model.estimates.other_tokens,
+            },
+            routing,
+            session,
+            workers: workers.into_iter().collect::<Option<Vec<_>>>()?,
+        })
+    }
+
+    /// Prefill and decode need one another; a model needs somebody.
+    fn check_roles(&mut self, key: &Key, model: &written::Model, worker_api: bool) {
+        if model.expect_workers {
+            if !worker_api {
+                let message = "is true, but `admin.worker_api` is off: no worker can join";
+                self.problem(&key.name("expect_workers"), message);
+            }
+            return;
+        }
+        let has = |role| model.workers.iter().any(|worker| worker.role == role);
+        let later = "if workers join at run time, set `expect_workers: true`";
+        let message = match (
+            has(written::Role::Prefill),
+            has(written::Role::Decode),
+            has(written::Role::Unified),
+        ) {
+            (false, false, false) => format!("is missing or empty: nobody can serve it; {later}"),
+            (true, false, _) => {
+                format!(
+                    "have prefill workers but none with `role: decode` to hand over to; {later}"
+                )
+            }
+            (false, true, _) => format!(
+                "have decode workers but none with `role: prefill`; for ordinary engines write \
+                 `role: unified`; {later}"
+            ),
+            _ => return,
+        };
+        self.problem(&key.name("workers"), message);
+    }
+}
+
+fn tokenizer(tokenizer: &written::Tokenizer) -> Tokenizer {
+    match tokenizer {
+        written::Tokenizer::Engine => Tokenizer::Engine,
+        written::Tokenizer::Builtin => Tokenizer::Builtin,
+        written::Tokenizer::Dir(dir) => Tokenizer::Dir(PathBuf::from(dir)),
+        written::Tokenizer::BytesPerToken(bytes_per_token) => {
+            Tokenizer::Estimate { bytes_per_token: *bytes_per_token }
+        }
+    }
+}
+
+/// The role as the brain calls it.
+pub(super) fn role(role: written::Role) -> Role {
+    match role {
+        written::Role::Prefill => Role::Prefill,
+        written::Role::Decode => Role::Decode,
+        written::Role::Unified => Role::Unified,
+    }
+}
+
+/// What a worker's events are where nothing was written.
+pub(super) fn default_events(engine: written::Engine) -> KvEvents {
+    match engine {
+        written::Engine::Vllm => KvEvents::Auto,
+        written::Engine::Openai => KvEvents::Off,
+    }
+}

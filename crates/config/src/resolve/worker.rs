@@ -1,0 +1,219 @@
+//! A worker: its URL, its event sockets, its key.
+
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
+
+use http::Uri;
+
+use super::Resolver;
+use super::models::{default_events, role};
+use crate::settings::{Detect, Endpoint, Engine, KvEvents, KvStream, Secret, SocketMode, Worker};
+use crate::tree::Key;
+use crate::written;
+
+const URL: &str = "an http:// URL, such as http://10.0.0.5:8100";
+
+impl Resolver<'_> {
+    /// A worker; `None` after a problem.
+    pub(super) fn worker(&mut self, key: &Key, written: &written::Worker) -> Option<Worker> {
+        let url = parse_url(&written.url);
+        if let Err(must) = url {
+            self.refuse(&key.name("url"), &written.url, must);
+        }
+        if written.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
+            self.problem(&key.name("name"), "is empty: must be a name, or leave the key out");
+        }
+        let local_prefill = self.local_prefill(key, written);
+        self.check_engine(key, written);
+        let kv_events = self.kv_events(&key.name("kv_events"), written);
+        let api_key = self.api_key(key, written);
+        let url = url.ok()?;
+        Some(Worker {
+            name: written.name.clone().unwrap_or_else(|| place(&url)),
+            url,
+            role: role(written.role),
+            engine: match written.engine {
+                written::Engine::Vllm => Engine::Vllm,
+                written::Engine::Openai => Engine::OpenAi,
+            },
+            local_prefill,
+            ranks: NonZeroU16::new(written.ranks)?,
+            kv_events: kv_events?,
+            labels: written.labels.clone(),
+            block_size: written.block_size.and_then(NonZeroU32::new),
+            capacity_blocks: written.capacity_blocks.and_then(NonZeroU64::new),
+            max_num_batched_tokens: written.max_num_batched_tokens.and_then(NonZeroU32::new),
+            takes_prompt_ids: match written.takes_prompt_ids {
+                None => Detect::Auto,
+                Some(true) => Detect::Yes,
+                Some(false) => Detect::No,
+            },
+            kv_lease: written.kv_lease.0,
+            api_key: api_key?,
+        })
+    }
+
+    fn local_prefill(&mut self, key: &Key, written: &written::Worker) -> bool {
+        let decode = written.role == written::Role::Decode;
+        if written.local_prefill.is_some() && !decode {
+            let message = "says something about decode workers only: leave it out";
+            self.problem(&key.name("local_prefill"), message);
+        }
+        match written.role {
+            written::Role::Prefill => false,
+            written::Role::Decode => written.local_prefill.unwrap_or(true),
+            written::Role::Unified => true,
+        }
+    }
+
+    fn check_engine(&mut self, key: &Key, written: &written::Worker) {
+        if written.engine != written::Engine::Openai {
+            return;
+        }
+        if written.role != written::Role::Unified {
+            let message = "`engine: openai` cannot hand KV over: must be `unified`";
+            self.problem(&key.name("role"), message);
+        }
+        if written.ranks > 1 {
+            let message = "`engine: openai` has no ranks to address: must be 1";
+            self.problem(&key.name("ranks"), message);
+        }
+    }
+
+    fn kv_events(&mut self, key: &Key, written: &written::Worker) -> Option<KvEvents> {
+        let at = match &written.kv_events {
+            None => return Some(default_events(written.engine)),
+            Some(written::KvEvents::Word(written::KvEventsWord::Off)) => {
+                return Some(KvEvents::Off);
+            }
+            Some(written::KvEvents::Word(written::KvEventsWord::Auto)) => {
+                return Some(KvEvents::Auto);
+            }
+            Some(written::KvEvents::At(at)) => at,
+        };
+        let mode = match at.mode {
+            written::SocketMode::Connect => SocketMode::Connect,
+            written::SocketMode::Bind => SocketMode::Bind,
+        };
+        let endpoint = self.endpoint(&key.name("endpoint"), &at.endpoint, mode, written.ranks);
+        let replay = at.replay_endpoint.as_ref().map(|text| {
+            self.endpoint(&key.name("replay_endpoint"), text, SocketMode::Connect, written.ranks)
+        });
+        let replay = match replay {
+            Some(replay) => Some(replay?),
+            None => None,
+        };
+        Some(KvEvents::At(KvStream { endpoint: endpoint?, replay, topic: at.topic.clone(), mode }))
+    }
+
+    fn endpoint(
+        &mut self,
+        key: &Key,
+        text: &str,
+        mode: SocketMode,
+        ranks: u16,
+    ) -> Option<Endpoint> {
+        let endpoint = parse_endpoint(text);
+        match &endpoint {
+            None => {
+                self.refuse(key, text, "a ZMQ endpoint, tcp://host:port or ipc:///path");
+                return None;
+            }
+            Some(Endpoint::Tcp { host, .. }) if host == "*" && mode == SocketMode::Connect => {
+                let must = "the engine's host where the router connects; `*` is for binding";
+                self.refuse(key, text, must);
+                return None;
+            }
+            Some(Endpoint::Tcp { port, .. }) if port.checked_add(ranks - 1).is_none() => {
+                self.refuse(key, text, "an endpoint whose port leaves room for every rank");
+                return None;
+            }
+            Some(Endpoint::Ipc(_)) if ranks > 1 => {
+                self.refuse(key, text, "a tcp:// endpoint for a worker with several ranks");
+                return None;
+            }
+            Some(_) => {}
+        }
+        endpoint
+    }
+
+    /// The key to send, if one was named. The outer `None` is a problem.
+    #[allow(clippy::option_option, reason = "a problem and no key are different things")]
+    fn api_key(&mut self, key: &Key, written: &written::Worker) -> Option<Option<Secret>> {
+        let (key, text) = match (&written.api_key_env, &written.api_key_file) {
+            (None, None) => return Some(None),
+            (Some(_), Some(_)) => {
+                let message = "and `api_key_env` are both given: only one may be";
+                self.problem(&key.name("api_key_file"), message);
+                return None;
+            }
+            (Some(variable), None) => {
+                let key = key.name("api_key_env");
+                if !self.environment.has(variable) {
+                    let message = format!("names the variable {variable}, which is not set");
+                    self.problem(&key, message);
+                    return None;
+                }
+                let text = self.environment.text(variable, &mut self.problems)?;
+                (key, text.to_owned())
+            }
+            (None, Some(path)) => {
+                let key = key.name("api_key_file");
+                match std::fs::read_to_string(path) {
+                    Ok(text) => (key, text),
+                    Err(error) => {
+                        self.problem(&key, format!("{path:?} cannot be read: {error}"));
+                        return None;
+                    }
+                }
+            }
+        };
+        let text = text.trim();
+        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            self.problem(&key, "holds no key: must be visible ASCII characters without blanks");
+            return None;
+        }
+        Some(Some(Secret::new(text)))
+    }
+}
+
+/// A worker's URL without trailing slashes, or what it must be instead.
+pub(super) fn parse_url(text: &str) -> Result<Uri, &'static str> {
+    let trimmed = text.trim_end_matches('/');
+    if trimmed.ends_with("/v1") {
+        return Err("the URL without /v1, such as http://10.0.0.5:8100");
+    }
+    let uri: Uri = trimmed.parse().map_err(|_| URL)?;
+    let authority = uri.authority().ok_or(URL)?;
+    let plain = uri.scheme() == Some(&http::uri::Scheme::HTTP)
+        && uri.query().is_none()
+        && !trimmed.contains(['#', '@'])
+        && !authority.host().is_empty()
+        && uri.port_u16() != Some(0)
+        && (uri.port().is_some() || !authority.as_str().contains("]:"));
+    if plain { Ok(uri) } else { Err(URL) }
+}
+
+/// Host, port and base path: what makes two URLs one place, and the name of a worker without one.
+pub(super) fn place(url: &Uri) -> String {
+    let host = url.host().unwrap_or_default().to_lowercase();
+    let base = url.path().trim_end_matches('/');
+    format!("{host}:{}{base}", url.port_u16().unwrap_or(80))
+}
+
+/// Reads `tcp://host:port` and `ipc:///path`.
+fn parse_endpoint(text: &str) -> Option<Endpoint> {
+    if let Some(path) = text.strip_prefix("ipc://") {
+        return (!path.is_empty()).then(|| Endpoint::Ipc(PathBuf::from(path)));
+    }
+    let (host, port) = text.strip_prefix("tcp://")?.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']')?,
+        None if host.contains(':') => return None,
+        None => host,
+    };
+    let known = |c: char| c.is_ascii_alphanumeric() || "-._*:%".contains(c);
+    let right = !host.is_empty() && host.chars().all(known);
+    right.then(|| Endpoint::Tcp { host: host.to_owned(), port })
+}

@@ -1,0 +1,172 @@
+//! A model and its workers as written.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Routing, section};
+use crate::scalar::Span;
+
+section! {
+    /// A base model.
+    #[schemars(extend("required" = ["name"]))]
+    Model {
+        /// The name that clients send.
+        name: String = String::new();
+        /// Further names of the same weights.
+        aliases: Vec<String> = Vec::new();
+        /// Names of LoRA adapters of this model.
+        adapters: Vec<String> = Vec::new();
+        /// How a prompt becomes tokens.
+        tokenizer: Tokenizer = Tokenizer::Engine;
+        /// Assumed length of what a prompt holds besides text.
+        estimates: Estimates = Estimates::default();
+        /// Overrides of the top-level `routing` for this model, key by key.
+        #[schemars(extend("x-overrides" = "routing"))]
+        routing: Option<Routing> = None;
+        /// The engines that serve it.
+        workers: Vec<Worker> = Vec::new();
+        /// Whether workers join at run time, so that there may be none of a kind at the start. Needs
+        /// `admin.worker_api`.
+        expect_workers: bool = false;
+    }
+}
+
+/// How a prompt becomes tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Tokenizer {
+    /// By the engine's own `/tokenize`: a call per request.
+    Engine,
+    /// With the tiny model of the mock engines.
+    Builtin,
+    /// In the router, with `tokenizer.json` and the chat template of this model directory.
+    Dir(String),
+    /// Not at all: the length is this many bytes a token, and no prefix is known.
+    BytesPerToken(#[schemars(extend("x-minimum" = 0.25, "x-maximum" = 64))] f64),
+}
+
+section! {
+    /// Assumed length of what a prompt holds besides text.
+    Estimates {
+        /// Tokens of one image.
+        image_tokens: u32 = 1024;
+        /// Tokens of one piece of audio.
+        audio_tokens: u32 = 1024;
+        /// Tokens of one video.
+        video_tokens: u32 = 8192;
+        /// Tokens of one file, embedding or other part that is no text.
+        other_tokens: u32 = 1024;
+    }
+}
+
+section! {
+    /// An engine endpoint.
+    #[schemars(extend("required" = ["url", "role"]))]
+    Worker {
+        /// Its name in logs, metrics and the worker API. Default: host and port of `url`.
+        name: Option<String> = None;
+        /// Where it answers, without the `/v1`: `http://10.0.0.5:8100`.
+        url: String = String::new();
+        /// What it is for.
+        role: Role = Role::Unified;
+        /// What it speaks.
+        engine: Engine = Engine::Vllm;
+        /// Whether a decode worker may run the prefill of a request itself. Default: true for `vllm`.
+        local_prefill: Option<bool> = None;
+        /// Data-parallel ranks behind the URL; each is scheduled on its own.
+        ranks: u16 = 1, min 1, max 1024;
+        /// Where it publishes KV events. Default: `auto` for `vllm`, `off` for others.
+        kv_events: Option<KvEvents> = None;
+        /// Free labels, shown where workers are listed.
+        labels: BTreeMap<String, String> = BTreeMap::new();
+        /// Tokens per KV block. Default: what the engine says.
+        block_size: Option<u32> = None, min 1, max 65536;
+        /// KV blocks of one rank. Default: what the engine says.
+        capacity_blocks: Option<u64> = None, min 1;
+        /// Token budget of one engine step, `--max-num-batched-tokens`. Default: what the engine says.
+        max_num_batched_tokens: Option<u32> = None, min 1;
+        /// Whether chat requests may carry the prompt's token ids. Default: by the engine's version.
+        takes_prompt_ids: Option<bool> = None;
+        /// How long it keeps a prefilled KV that nobody fetches, `kv_lease_duration`.
+        kv_lease: Span = Span::secs(30), min "1s", max "1h";
+        /// Environment variable that holds the engine's API key.
+        api_key_env: Option<String> = None;
+        /// File that holds the engine's API key; blanks around it do not count.
+        api_key_file: Option<String> = None;
+    }
+}
+
+/// What a worker is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum Role {
+    /// Computes prompts and hands their KV over.
+    Prefill,
+    /// Takes KV over and generates.
+    Decode,
+    /// An ordinary engine: does both on its own.
+    Unified,
+}
+
+/// What a worker speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// Any OpenAI-compatible server; `role: unified` only.
+    Openai,
+}
+
+/// Where a worker publishes KV events.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub enum KvEvents {
+    /// A word.
+    Word(KvEventsWord),
+    /// Sockets.
+    At(KvStream),
+}
+
+/// A word instead of sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum KvEventsWord {
+    /// It says so itself on `/kv_event_sources`.
+    Auto,
+    /// Nowhere.
+    Off,
+}
+
+section! {
+    /// The sockets of a worker's KV events.
+    #[schemars(extend("required" = ["endpoint"]))]
+    KvStream {
+        /// ZMQ endpoint of rank 0, `tcp://host:port` or `ipc:///path`; rank n is at port + n.
+        endpoint: String = String::new();
+        /// ZMQ endpoint of rank 0 where missed events are asked for, counted likewise.
+        replay_endpoint: Option<String> = None;
+        /// Topic that is subscribed to; empty takes all.
+        topic: String = String::new();
+        /// Who binds `endpoint`.
+        mode: SocketMode = SocketMode::Connect;
+    }
+}
+
+/// Who binds the event socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum SocketMode {
+    /// The engine binds, the router connects.
+    Connect,
+    /// The router binds, the engine connects.
+    Bind,
+}

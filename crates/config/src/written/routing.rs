@@ -1,0 +1,183 @@
+//! How requests find their path, as written. Defaults are the brain's own.
+
+use pointsman_brain as brain;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::section;
+use crate::scalar::{OffOr, Span};
+
+section! {
+    /// How requests find their path.
+    Routing {
+        /// The policy and its parameters.
+        #[serde(flatten)]
+        parameters: Policy = Policy::default();
+        /// Policies that are evaluated on the same snapshot and counted, never acted on: a name, or a
+        /// mapping of `policy` and its own parameters; parameters not given are those of `routing`.
+        #[schemars(extend("x-max-items" = 32))]
+        shadow: Vec<Shadow> = Vec::new();
+        /// Guard `decode_kv`: no local path where the decode worker's KV blocks in use would pass this
+        /// share of its capacity.
+        decode_busy_threshold: OffOr<f64> = decode_busy_threshold(), min 0, max 1;
+        /// Guard `local_prefill_budget`: most local prefill tokens in flight on one worker.
+        local_prefill_budget: LocalPrefillBudget = LocalPrefillBudget::default();
+        /// In a mixed fleet, requests of at most this many tokens only use unified workers, longer ones
+        /// only prefill and decode workers.
+        isl_gate: OffOr<u32> = OffOr::OFF;
+        /// Which worker of a kind is taken: the one with the lowest cost.
+        cost: Cost = Cost::default();
+        /// What names a session, whose turns stay on one decode worker while it is healthy.
+        session_affinity: SessionAffinity = SessionAffinity::Off;
+        /// Sessions remembered; the one unused for longest goes first.
+        max_sessions: u32 = brain::Settings::default().max_sessions, min 1, max 16777216;
+        /// Further prefill workers tried after one failed, and likewise decode workers.
+        retries: u8 = brain::Settings::default().retries, max 16;
+        /// When a worker that fails is left alone.
+        breaker: Breaker = Breaker::default();
+        /// Answer 503 instead of going local where no prefill worker is healthy.
+        require_remote: bool = brain::Settings::default().require_remote;
+        /// Whether a request may ask for its path with the header `x-pointsman-path: local|remote`.
+        allow_path_override: bool = brain::Settings::default().allow_path_override;
+        /// Output tokens for which KV blocks are booked in advance, fewer where the request asks for fewer.
+        output_allowance_tokens: u32 = brain::Settings::default().output_allowance_tokens;
+        /// Seed of random choices. Default: another one at each start, so that replicas do not herd.
+        seed: Option<u64> = None;
+    }
+}
+
+section! {
+    /// A policy and its parameters; each policy reads its own.
+    Policy {
+        /// The rule between local and remote prefill. `u` is the effective ISL: prompt tokens that the
+        /// decode worker would have to compute.
+        policy: PolicyName = PolicyName::IslBounding;
+        /// For `short_prompt`: local when ISL <= this.
+        short_prefill_tokens: u32 = brain::ShortPrompt::default().short_prefill_tokens;
+        /// For `isl_bounding`, `isl_or_load`, `isl_and_load`: local needs u < this.
+        eff_isl_threshold: u32 = brain::IslBounding::default().eff_isl_threshold;
+        /// For the same policies: local also needs u / ISL < this.
+        eff_isl_ratio_threshold: f64 = brain::IslBounding::default().eff_isl_ratio_threshold.get(), min 0, max 1;
+        /// For `prefill_load`, `isl_or_load`, `isl_and_load`, which need it: a prefill worker is busy when
+        /// its active prefill tokens > this x its `max_num_batched_tokens`.
+        prefill_busy_threshold: Option<f64> = None, min 0;
+        /// For `uncached_tokens`: local when u < this; 0 is always local.
+        non_cached_tokens: u32 = brain::UncachedTokens::default().non_cached_tokens;
+        /// For `uncached_tokens`: local also when ISL < this.
+        prompt_tokens: u32 = brain::UncachedTokens::default().prompt_tokens;
+        /// For `max_local_prefill`: local when something is cached and u <= this.
+        max_local_prefill_length: u32 = brain::MaxLocalPrefill::default().max_local_prefill_length;
+        /// For any policy: local when u <= this, whatever the rule says; 0 is off.
+        floor_tokens: u32 = brain::Bounds::default().floor_tokens;
+        /// For any policy: remote when u >= this, whatever rule and floor say.
+        ceiling_tokens: OffOr<u32> = OffOr::OFF;
+    }
+}
+
+/// The rule between local and remote prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum PolicyName {
+    /// Never local.
+    AlwaysRemote,
+    /// Always local.
+    AlwaysLocal,
+    /// Local when the prompt is short.
+    ShortPrompt,
+    /// Local when little is left to compute, absolutely and as a share of the prompt.
+    IslBounding,
+    /// Local when the prefill worker is busy.
+    PrefillLoad,
+    /// Local when `isl_bounding` or `prefill_load` is.
+    IslOrLoad,
+    /// Local when `isl_bounding` and `prefill_load` are.
+    IslAndLoad,
+    /// Local when few tokens are uncached or the prompt is short, as in llm-d.
+    UncachedTokens,
+    /// Local when something is cached and little is left, as in TensorRT-LLM.
+    MaxLocalPrefill,
+}
+
+/// A policy that is only counted.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub enum Shadow {
+    /// By name, with the parameters of `routing`.
+    Name(PolicyName),
+    /// With parameters of its own.
+    Full(Policy),
+}
+
+/// Most local prefill tokens in flight on one worker.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum LocalPrefillBudget {
+    /// No bound.
+    Off,
+    /// This many times the worker's `max_num_batched_tokens`.
+    Chunks(#[schemars(extend("x-minimum" = 0))] f64),
+    /// This many tokens.
+    Tokens(u32),
+}
+
+/// What names a session.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum SessionAffinity {
+    /// Nothing: turns are routed one by one.
+    Off,
+    /// The request's `user` field.
+    User,
+    /// This request header.
+    Header(String),
+    /// The first so many tokens of the prompt.
+    PrefixTokens(#[schemars(extend("x-minimum" = 1))] u32),
+}
+
+section! {
+    /// The cost of a worker: `overlap_weight` x blocks to compute or receive + KV blocks in use +
+    /// `active_requests_weight` x active requests.
+    Cost {
+        /// Weight of the blocks that the worker would have to compute or receive.
+        overlap_weight: f64 = brain::CostSettings::default().overlap_weight.get(), min 0;
+        /// Weight of an active request, in blocks.
+        active_requests_weight: f64 = brain::CostSettings::default().active_requests_weight.get(), min 0;
+        /// 0 takes the cheapest worker; above, one is drawn from the softmax of the negative costs.
+        temperature: f64 = brain::CostSettings::default().temperature.get(), min 0;
+    }
+}
+
+section! {
+    /// When a worker that fails is left alone.
+    Breaker {
+        /// Failures in a row after which it gets no more requests.
+        failures: u32 = brain::BreakerSettings::default().failures, min 1;
+        /// How long, at first; doubles with each failed probe.
+        open: Span = Span(brain::BreakerSettings::default().open), min "1ms", max "1d";
+        /// How long at most.
+        open_max: Span = Span(brain::BreakerSettings::default().open_max), min "1ms", max "1d";
+        /// Failed health checks in a row after which it counts as down.
+        failed_checks: u32 = brain::BreakerSettings::default().failed_checks, min 1;
+    }
+}
+
+fn decode_busy_threshold() -> OffOr<f64> {
+    match brain::GuardSettings::default().decode_kv {
+        brain::KvGuard::Off => OffOr::OFF,
+        brain::KvGuard::Above(share) => OffOr::On(share.get()),
+    }
+}
+
+impl Default for LocalPrefillBudget {
+    fn default() -> Self {
+        match brain::GuardSettings::default().local_prefill_budget {
+            brain::Budget::Off => LocalPrefillBudget::Off,
+            brain::Budget::Chunks(chunks) => LocalPrefillBudget::Chunks(chunks.get()),
+            brain::Budget::Tokens(tokens) => LocalPrefillBudget::Tokens(tokens),
+        }
+    }
+}
