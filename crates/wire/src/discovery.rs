@@ -1,5 +1,7 @@
 //! Reads what a worker says of itself: `/v1/models`, `/kv_event_sources`, `/version`.
 
+use serde_json::Value;
+
 /// A reply that does not have the shape it should.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
@@ -36,24 +38,138 @@ pub struct EventSource {
     pub buffer_steps: Option<u64>,
 }
 
-/// Reads `/v1/models`.
-pub fn models(body: &[u8]) -> Result<Vec<ServedModel>, DiscoveryError> {
-    let _ = body;
-    Ok(Vec::new())
-}
-
-/// Reads `/kv_event_sources`; empty if events are off.
-pub fn event_sources(body: &[u8]) -> Result<Vec<EventSource>, DiscoveryError> {
-    let _ = body;
-    Ok(Vec::new())
-}
-
 /// An engine's version, as far as it is numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32, pub u32);
 
-/// Reads `/version`.
+const MODELS: &str = "/v1/models";
+const SOURCES: &str = "/kv_event_sources";
+const VERSION: &str = "/version";
+
+/// Reads `/v1/models`. Entries without a name are skipped.
+pub fn models(body: &[u8]) -> Result<Vec<ServedModel>, DiscoveryError> {
+    let reply = parse(MODELS, body)?;
+    let Some(list) = reply.get("data").and_then(Value::as_array) else {
+        return Err(error(MODELS, "the reply has no list `data`"));
+    };
+    let model = |entry: &Value| {
+        Some(ServedModel {
+            id: text(entry, "id")?,
+            parent: text(entry, "parent"),
+            max_model_len: number(entry, "max_model_len"),
+        })
+    };
+    Ok(list.iter().filter_map(model).collect())
+}
+
+/// Reads `/kv_event_sources`: an object by rank, or a list whose entries name their rank. Empty if
+/// events are off.
+pub fn event_sources(body: &[u8]) -> Result<Vec<EventSource>, DiscoveryError> {
+    let mut sources = match parse(SOURCES, body)? {
+        Value::Object(ranks) => {
+            let source = |(rank, entry): (&String, &Value)| source(rank.parse().ok(), entry);
+            ranks.iter().map(source).collect::<Result<Vec<_>, _>>()?
+        }
+        Value::Array(list) => {
+            let ranked = |entry: &Value| source(number(entry, "data_parallel_rank"), entry);
+            list.iter().map(ranked).collect::<Result<Vec<_>, _>>()?
+        }
+        _ => return Err(error(SOURCES, "the reply is neither an object nor a list")),
+    };
+    sources.sort_by_key(|source| source.rank);
+    Ok(sources)
+}
+
+fn source(rank: Option<u32>, entry: &Value) -> Result<EventSource, DiscoveryError> {
+    Ok(EventSource {
+        rank: rank.ok_or_else(|| error(SOURCES, "an entry has no rank"))?,
+        endpoint: text(entry, "endpoint")
+            .ok_or_else(|| error(SOURCES, "an entry has no `endpoint`"))?,
+        replay_endpoint: text(entry, "replay_endpoint"),
+        topic: text(entry, "topic").unwrap_or_default(),
+        buffer_steps: entry.get("buffer_steps").and_then(Value::as_u64),
+    })
+}
+
+/// Reads `/version`: `1.2.3`, `1.2`, `1.2.3rc1+g0abc` ...
 pub fn version(body: &[u8]) -> Result<Version, DiscoveryError> {
-    let _ = body;
-    Ok(Version(0, 0, 0))
+    let written = text(&parse(VERSION, body)?, "version")
+        .ok_or_else(|| error(VERSION, "the reply has no text `version`"))?;
+    let mut numbers = written.split('.').map(|part| {
+        let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        part.get(..digits).and_then(|digits| digits.parse().ok())
+    });
+    match (numbers.next().flatten(), numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor), patch) => Ok(Version(major, minor, patch.unwrap_or(0))),
+        _ => Err(error(VERSION, format!("`{}` is no version", written.escape_debug()))),
+    }
+}
+
+fn parse(what: &'static str, body: &[u8]) -> Result<Value, DiscoveryError> {
+    serde_json::from_slice(body)
+        .map_err(|cause| error(what, format!("the reply is not JSON: {cause}")))
+}
+
+fn error(what: &'static str, why: impl Into<String>) -> DiscoveryError {
+    DiscoveryError { what, why: why.into() }
+}
+
+fn text(entry: &Value, name: &str) -> Option<String> {
+    entry.get(name).and_then(Value::as_str).map(Into::into)
+}
+
+fn number(entry: &Value, name: &str) -> Option<u32> {
+    entry.get(name).and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn adapters_name_their_base_model() {
+        let body = br#"{"data":[{"id":"base","max_model_len":1024,"parent":null},{"id":"sql","parent":"base"},{"x":1}]}"#;
+        let expected = [
+            ServedModel { id: "base".into(), parent: None, max_model_len: Some(1024) },
+            ServedModel { id: "sql".into(), parent: Some("base".into()), max_model_len: None },
+        ];
+        assert_eq!(models(body).unwrap(), expected);
+        assert_eq!(
+            models(b"[]").unwrap_err().to_string(),
+            "/v1/models: the reply has no list `data`"
+        );
+    }
+
+    #[test]
+    fn event_sources_are_read_by_rank_in_either_form() {
+        let by_rank = br#"{"1":{"endpoint":"tcp://*:5558","replay_endpoint":"tcp://*:5568","topic":"kv","buffer_steps":10000},"0":{"endpoint":"tcp://*:5557","replay_endpoint":null}}"#;
+        let sources = event_sources(by_rank).unwrap();
+        assert_eq!((sources[0].rank, sources[1].rank), (0, 1));
+        assert_eq!((sources[0].topic.as_str(), &sources[0].replay_endpoint), ("", &None));
+        assert_eq!(sources[1].buffer_steps, Some(10_000));
+        let list = br#"[{"data_parallel_rank":0,"endpoint":"tcp://10.0.0.1:5557","topic":""}]"#;
+        assert_eq!(event_sources(list).unwrap()[0].endpoint, "tcp://10.0.0.1:5557");
+        assert_eq!(event_sources(b"{}").unwrap(), []);
+        assert!(event_sources(br#"{"0":{}}"#).is_err() && event_sources(br#"[{}]"#).is_err());
+    }
+
+    #[test]
+    fn versions_compare_by_their_numbers() {
+        let read = |text: &str| version(format!("{{\"version\":\"{text}\"}}").as_bytes());
+        assert_eq!(read("0.32.0").unwrap(), Version(0, 32, 0));
+        assert_eq!(read("0.9.2rc1+cpu").unwrap(), Version(0, 9, 2));
+        assert_eq!(read("1.0").unwrap(), Version(1, 0, 0));
+        assert!(read("0.9.2").unwrap() < read("0.28.0").unwrap());
+        assert!(read("dev").is_err() && version(b"{}").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_never_panic(bytes: Vec<u8>, text in r#"\{"(data|0|version)":[\[\]{}":,a-z0-9.]{0,20}\}"#) {
+            for bytes in [&bytes[..], text.as_bytes()] {
+                let _ = (models(bytes), event_sources(bytes), version(bytes));
+            }
+        }
+    }
 }

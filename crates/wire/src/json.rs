@@ -91,6 +91,14 @@ pub(crate) fn get<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.get(member.value.start..member.value.end)
 }
 
+/// The value that starts at a byte of the text.
+pub(crate) fn value_at(text: &str, at: usize) -> Option<&str> {
+    let mut scanner = Scanner::new(text, DEPTH_CEILING);
+    scanner.at = at;
+    scanner.value().ok()?;
+    text.get(at..scanner.at)
+}
+
 /// The values of the array that the text is, one by one; a malformed rest is an error and the end.
 pub(crate) fn array(text: &str) -> Result<Elements<'_>, JsonError> {
     let mut scanner = Scanner::new(text, DEPTH_CEILING);
