@@ -4,6 +4,7 @@
 //! The model (`engine`) has no IO and no clock of its own; `mock` drives it in real time over HTTP
 //! and ZMQ. Routing decisions are not here.
 
+pub mod content;
 pub mod engine;
 pub mod mock;
 pub mod profile;

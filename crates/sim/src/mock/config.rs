@@ -1,8 +1,10 @@
 //! What a mock engine is told at its start. Every field has a default; `port: 0` takes a free port.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
+use pointsman_tokens::Model;
 use serde::{Deserialize, Serialize};
 
 use super::{Faults, StartError};
@@ -34,12 +36,15 @@ pub enum LoadFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnViolation {
-    /// 200 with wrong text, as the real engine does for params of another prompt or past their lease.
+    /// 200 with wrong text, and the blocks stay wrong in its cache.
     Corrupt,
     /// 400 that names the violation.
     Refuse,
-    /// The engine dies: this request gets 500, later ones 503, as the real engine does for the rest.
+    /// The engine dies: this request gets 500, later ones 503, until faults are set again.
     Die,
+    /// As the real engine: it dies of incomplete params, batches and longer prompts, and answers
+    /// wrong text to the rest.
+    AsReal,
 }
 
 /// Encoding of KV events.
@@ -160,6 +165,10 @@ pub struct EngineConfig {
     pub faults: Faults,
     /// Seed of everything that is drawn.
     pub seed: u64,
+    /// Seed of block names; engines with other seeds name the same blocks differently.
+    pub hash_seed: u64,
+    /// Tokenizer and chat template; the built-in model when absent.
+    pub tokenizer: Option<Arc<Model>>,
     /// Requests (headers and body) kept for `GET /mock/stats`.
     pub keep_requests: usize,
 }
@@ -190,6 +199,8 @@ impl Default for EngineConfig {
             version: "0.32.0".to_owned(),
             faults: Faults::default(),
             seed: 0,
+            hash_seed: 0,
+            tokenizer: None,
             keep_requests: 64,
         }
     }

@@ -3,8 +3,33 @@
 //! As strict as the real engine where the real one is silently wrong: what a router may not do is
 //! recorded as a violation (`GET /mock/stats`). It runs on the caller's tokio runtime.
 
+mod app;
+mod body;
 mod config;
+mod connection;
+mod control;
+mod embeddings;
+mod errors;
 mod faults;
+mod handoff;
+mod histogram;
+mod inference;
+mod ledger;
+mod metrics;
+mod plan;
+mod prompt;
+mod publisher;
+mod rank;
+mod reply;
+mod request;
+mod routes;
+mod run;
+mod shape;
+mod side;
+mod sockets;
+mod start;
+mod stream;
+mod text;
 
 pub use config::{
     EngineConfig, EventEncoding, HashForm, KvEvents, KvSocket, LoadFailure, OnViolation, Role,
@@ -12,6 +37,9 @@ pub use config::{
 pub use faults::{Action, Cut, EventFaults, Fault, Faults, Leg, Lies};
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+
+use app::App;
 
 /// Why a mock engine could not start.
 #[derive(Debug, thiserror::Error)]
@@ -38,12 +66,14 @@ pub enum StartError {
 
 /// A running mock engine. Dropping it without [`MockEngine::stop`] ends it without waiting.
 pub struct MockEngine {
+    app: Arc<App>,
     addr: SocketAddr,
     control: SocketAddr,
-    events: Vec<EventSockets>,
+    events: Vec<EventEndpoints>,
 }
 
-struct EventSockets {
+/// Where a rank's events are, as a subscriber writes it.
+struct EventEndpoints {
     publish: String,
     replay: String,
 }
@@ -54,9 +84,7 @@ impl MockEngine {
     /// # Errors
     /// When a socket cannot be bound or a setting makes no sense.
     pub async fn start(config: EngineConfig) -> Result<MockEngine, StartError> {
-        config.validate()?;
-        let addr = SocketAddr::new(config.host, config.port);
-        Ok(MockEngine { addr, control: addr, events: Vec::new() })
+        start::start(config).await
     }
 
     /// Base URL of the OpenAI API, without a trailing slash.
@@ -102,15 +130,32 @@ impl MockEngine {
     }
 
     /// Replaces all faults, as `POST /mock/faults` does.
-    pub async fn set_faults(&self, faults: Faults) {
-        drop(faults);
+    pub fn set_faults(&self, faults: Faults) {
+        self.app.set_faults(faults);
     }
 
     /// What `GET /mock/stats` answers.
-    pub async fn stats(&self) -> serde_json::Value {
-        serde_json::Value::Null
+    #[must_use]
+    pub fn stats(&self) -> serde_json::Value {
+        control::stats(&self.app)
+    }
+
+    /// What `GET /mock/cache` answers.
+    #[must_use]
+    pub fn cache(&self) -> serde_json::Value {
+        control::cache(&self.app)
     }
 
     /// Closes every socket and connection and waits until all tasks have ended.
-    pub async fn stop(self) {}
+    pub async fn stop(self) {
+        self.app.stop.cancel();
+        self.app.tasks.close();
+        self.app.tasks.wait().await;
+    }
+}
+
+impl Drop for MockEngine {
+    fn drop(&mut self) {
+        self.app.stop.cancel();
+    }
 }

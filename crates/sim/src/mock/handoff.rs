@@ -1,0 +1,179 @@
+//! The prefill side of a hand-off: which prompts are pinned for whom, and what became of the rest.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use serde::{Deserialize, Serialize};
+
+use super::rank::Rank;
+use crate::engine::JobId;
+
+/// Hand-offs remembered, pinned or past; beyond it the oldest are forgotten.
+const REMEMBERED: usize = 65_536;
+
+/// What a decode engine wants.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub(super) enum Wish {
+    /// Is about to pull; the pin stays while the connection does.
+    Claim { engine: String, request: String, tokens: u32, digest: u64 },
+    /// Has pulled, or never will.
+    Done { request: String },
+}
+
+/// What a prefill engine says to a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+pub(super) enum Verdict {
+    /// The KV of this very prompt is here.
+    Granted,
+    /// This is another engine than the one named.
+    OtherEngine,
+    /// No such request was ever handed off here.
+    Unknown,
+    /// Its KV was pulled or released before.
+    Used,
+    /// Its lease has passed.
+    Expired,
+    /// Its prompt is another one, this many tokens long.
+    OtherPrompt { tokens: u32 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Pinned,
+    Claimed,
+    Used,
+    Expired,
+}
+
+struct Entry {
+    rank: usize,
+    job: JobId,
+    tokens: u32,
+    digest: u64,
+    state: State,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: HashMap<String, Entry>,
+    by_job: HashMap<JobId, String>,
+    order: VecDeque<String>,
+}
+
+/// The hand-offs of one mock engine, all ranks. Its lock is never held while a rank's is taken.
+pub(super) struct Registry {
+    pub(super) engine_id: String,
+    ranks: OnceLock<Vec<Weak<Rank>>>,
+    inner: Mutex<Inner>,
+}
+
+impl Registry {
+    pub(super) fn new(engine_id: String) -> Registry {
+        Registry { engine_id, ranks: OnceLock::new(), inner: Mutex::default() }
+    }
+
+    /// Tells the ranks, once, after they were made.
+    pub(super) fn set_ranks(&self, ranks: &[Arc<Rank>]) {
+        let _ = self.ranks.set(ranks.iter().map(Arc::downgrade).collect());
+    }
+
+    /// Notes a prompt that its rank has pinned.
+    pub(super) fn pinned(&self, request: String, rank: usize, job: JobId, prompt: (u32, u64)) {
+        let (tokens, digest) = prompt;
+        let mut inner = self.lock();
+        if inner.order.len() >= REMEMBERED
+            && let Some(oldest) = inner.order.pop_front()
+            && let Some(entry) = inner.entries.remove(&oldest)
+        {
+            inner.by_job.remove(&entry.job);
+        }
+        inner.by_job.insert(job, request.clone());
+        inner.order.push_back(request.clone());
+        inner.entries.insert(request, Entry { rank, job, tokens, digest, state: State::Pinned });
+    }
+
+    /// Notes that the lease of a pin has passed.
+    pub(super) fn expired(&self, job: JobId) {
+        let mut inner = self.lock();
+        let Some(request) = inner.by_job.get(&job).cloned() else { return };
+        if let Some(entry) = inner.entries.get_mut(&request) {
+            entry.state = State::Expired;
+        }
+    }
+
+    /// Ends a lease at once.
+    pub(super) fn expire_now(&self, job: JobId) {
+        self.expired(job);
+        let rank = self.lock().find(job).map(|entry| entry.rank);
+        self.rank(rank, |rank| rank.unpin(job));
+    }
+
+    /// Answers a claim and keeps the pin from expiring.
+    pub(super) fn claim(&self, engine: &str, request: &str, tokens: u32, digest: u64) -> Verdict {
+        if engine != self.engine_id {
+            return Verdict::OtherEngine;
+        }
+        let (rank, job, verdict) = {
+            let mut inner = self.lock();
+            let Some(entry) = inner.entries.get_mut(request) else { return Verdict::Unknown };
+            match entry.state {
+                State::Used | State::Claimed => return Verdict::Used,
+                State::Expired => return Verdict::Expired,
+                State::Pinned => entry.state = State::Claimed,
+            }
+            let same = (entry.tokens, entry.digest) == (tokens, digest);
+            let other = Verdict::OtherPrompt { tokens: entry.tokens };
+            (entry.rank, entry.job, if same { Verdict::Granted } else { other })
+        };
+        match self.rank(Some(rank), |rank| rank.hold(job)) {
+            Some(true) => verdict,
+            _ => Verdict::Expired,
+        }
+    }
+
+    /// The claim's connection was lost before the pull was over: the lease starts again.
+    pub(super) fn lost(&self, request: &str) {
+        let found = {
+            let mut inner = self.lock();
+            let entry = inner.entries.get_mut(request).filter(|e| e.state == State::Claimed);
+            entry.map(|entry| {
+                entry.state = State::Pinned;
+                (entry.rank, entry.job)
+            })
+        };
+        if let Some((rank, job)) = found {
+            self.rank(Some(rank), |rank| rank.lease_again(job));
+        }
+    }
+
+    /// The KV was pulled or is not wanted: releases the pin, unless another one has claimed it.
+    pub(super) fn done(&self, request: &str, claimed: bool) {
+        let found = {
+            let mut inner = self.lock();
+            let Some(entry) = inner.entries.get_mut(request) else { return };
+            let expected = if claimed { State::Claimed } else { State::Pinned };
+            if entry.state != expected {
+                return;
+            }
+            entry.state = State::Used;
+            (entry.rank, entry.job)
+        };
+        self.rank(Some(found.0), |rank| rank.unpin(found.1));
+    }
+
+    fn rank<R>(&self, rank: Option<usize>, what: impl FnOnce(&Rank) -> R) -> Option<R> {
+        self.ranks.get()?.get(rank?)?.upgrade().map(|rank| what(&rank))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn find(&self, job: JobId) -> Option<&Entry> {
+        self.entries.get(self.by_job.get(&job)?)
+    }
+}

@@ -1,0 +1,153 @@
+//! The KV side channel between mock engines, in place of NIXL's: one JSON line each way to claim a
+//! pinned prompt, one to release it. While a claim's connection is open its lease does not end.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::handoff::{Registry, Verdict, Wish};
+
+/// Time that a decode engine tries to reach a prefill engine, as NIXL does.
+const REACH: Duration = Duration::from_secs(5);
+/// Longest line of the protocol.
+const LINE_BYTES: u64 = 64 * 1024;
+
+/// Answers one decode engine.
+pub(super) async fn serve(registry: Arc<Registry>, stream: TcpStream) {
+    let mut claimed = None;
+    if let Err(error) = converse(&registry, stream, &mut claimed).await {
+        tracing::debug!(%error, "mock engine: side channel");
+    }
+    if let Some(request) = claimed {
+        registry.lost(&request);
+    }
+}
+
+async fn converse(
+    registry: &Registry,
+    stream: TcpStream,
+    claimed: &mut Option<String>,
+) -> io::Result<()> {
+    let mut lines = BufReader::new(stream);
+    while let Some(wish) = read_line(&mut lines).await? {
+        match wish {
+            Wish::Claim { engine, request, tokens, digest } => {
+                let verdict = registry.claim(&engine, &request, tokens, digest);
+                if matches!(verdict, Verdict::Granted | Verdict::OtherPrompt { .. }) {
+                    *claimed = Some(request);
+                }
+                write_line(lines.get_mut(), &verdict).await?;
+            }
+            Wish::Done { request } => {
+                let own = claimed.take_if(|claimed| *claimed == request).is_some();
+                registry.done(&request, own);
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn read_line<T: serde::de::DeserializeOwned>(
+    from: &mut BufReader<TcpStream>,
+) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    if from.take(LINE_BYTES).read_until(b'\n', &mut line).await? == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_slice(&line)?))
+}
+
+async fn write_line<T: serde::Serialize>(to: &mut TcpStream, value: &T) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    to.write_all(&line).await
+}
+
+/// Where a prefill engine says its KV is.
+#[derive(Clone, Debug)]
+pub(super) struct Remote {
+    pub(super) addr: String,
+    pub(super) engine: String,
+    pub(super) request: String,
+}
+
+/// A prompt that a prefill engine keeps for us. When it is dropped, pulled or not, the prefill
+/// engine is told that it may let go.
+pub(super) struct Claim {
+    /// Dropping it ends the task that keeps the connection.
+    _release: oneshot::Sender<()>,
+    lost: oneshot::Receiver<()>,
+}
+
+impl Claim {
+    /// Ready when the prefill engine is gone.
+    pub(super) async fn lost(&mut self) {
+        if (&mut self.lost).await.is_err() {
+            // Its task was stopped together with this engine.
+            std::future::pending().await;
+        }
+    }
+}
+
+/// Asks for the KV of a prompt. An error when the prefill engine cannot be reached.
+pub(super) async fn claim(
+    remote: Remote,
+    tokens: u32,
+    digest: u64,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> io::Result<(Verdict, Claim)> {
+    let wish =
+        Wish::Claim { engine: remote.engine, request: remote.request.clone(), tokens, digest };
+    let (verdict, lines) = tokio::time::timeout(REACH, ask(&remote.addr, &wish)).await??;
+    let (_release, released) = oneshot::channel();
+    let (gone, lost) = oneshot::channel();
+    let keep = keep(lines, remote.request, released, gone);
+    tasks.spawn(stop.clone().run_until_cancelled_owned(keep));
+    Ok((verdict, Claim { _release, lost }))
+}
+
+async fn ask(addr: &str, wish: &Wish) -> io::Result<(Verdict, BufReader<TcpStream>)> {
+    let mut stream = TcpStream::connect(addr).await?;
+    write_line(&mut stream, wish).await?;
+    let mut lines = BufReader::new(stream);
+    let verdict = read_line(&mut lines).await?;
+    Ok((verdict.ok_or(io::ErrorKind::UnexpectedEof)?, lines))
+}
+
+async fn keep(
+    mut lines: BufReader<TcpStream>,
+    request: String,
+    released: oneshot::Receiver<()>,
+    gone: oneshot::Sender<()>,
+) {
+    let mut byte = [0];
+    tokio::select! {
+        _ = released => {
+            // If the prefill engine is gone there is nothing left to release.
+            let _ = write_line(lines.get_mut(), &Wish::Done { request }).await;
+        }
+        _ = lines.read(&mut byte) => {
+            let _ = gone.send(());
+        }
+    }
+}
+
+/// Tells a prefill engine that nobody will pull, in the background.
+pub(super) fn release(remote: Remote, tasks: &TaskTracker, stop: &CancellationToken) {
+    tasks.spawn(stop.clone().run_until_cancelled_owned(async move {
+        let tell = async {
+            let mut stream = TcpStream::connect(&remote.addr).await?;
+            write_line(&mut stream, &Wish::Done { request: remote.request }).await
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(REACH, tell).await {
+            tracing::debug!(%error, "mock engine: release");
+        }
+    }));
+}
