@@ -1,1 +1,61 @@
-fn main() {}
+//! The `pointsman` command.
+//!
+//! Each subcommand is one file; what they do lives in the other crates.
+#![allow(clippy::print_stdout, reason = "a command speaks on standard output")]
+
+mod check;
+mod config;
+mod engine;
+mod explain;
+mod logging;
+mod serve;
+mod shutdown;
+mod sources;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Router for disaggregated LLM serving: decides for each request whether its prompt is computed on
+/// a prefill worker or on the worker that decodes.
+#[derive(Debug, Parser)]
+#[command(name = "pointsman", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a router in front of an embedded fleet of mock engines.
+    Up(up::Args),
+    /// Start a router in front of the workers of a configuration.
+    Serve(serve::Args),
+    /// Start one mock engine.
+    Engine(engine::Args),
+    /// Check a configuration, and the workers that it names.
+    Check(check::Args),
+    /// Ask a running router what it would decide for a request, and why.
+    Explain(explain::Args),
+    /// Print the configuration's schema or reference page.
+    Config(config::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Up(args) => up::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Engine(args) => engine::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Config(args) => config::run(&args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("pointsman: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,1 +1,36 @@
-//! placeholder
+//! The live router: listener, upstreams, event subscribers, health, metrics, shutdown.
+//!
+//! The only crate with sockets and tasks. It decides nothing: `life` drives the brain through a
+//! request, `watch` and `events` keep it informed.
+
+mod admin;
+mod admission;
+mod api;
+mod apply;
+mod booking;
+mod check;
+pub mod client;
+mod error;
+mod events;
+mod fleet;
+mod handoff;
+mod headers;
+mod life;
+mod listener;
+mod metrics;
+mod prompt;
+mod receive;
+mod relay;
+mod report;
+mod router;
+mod run;
+mod session;
+mod sight;
+mod start;
+mod upstream;
+mod watch;
+mod zmq;
+
+pub use check::{Findings, check};
+pub use fleet::AddError;
+pub use start::{Running, StartError, start};

@@ -93,7 +93,7 @@ fn both_legs_are_those_that_a_real_pair_took() {
             read_usage(body.as_bytes()).map(|usage| usage.prompt_tokens)
         );
         // Exactly the object that came back, byte for byte.
-        let leg = VLLM.decode_leg(&request, handoff, &LEG);
+        let leg = VLLM.decode_leg(&request, &handoff, &LEG);
         assert_eq!(sent(&leg), captured);
         let raw = body.split_once("\"kv_transfer_params\":").unwrap().1;
         let raw = raw.split_once(",\"ec_transfer_params\"").unwrap().0;
@@ -160,7 +160,7 @@ fn ids_go_where_the_captures_have_them() {
     assert_eq!(leg(&VLLM.local_leg(&completion, &ids)), r#"{"prompt":[5,6,7],"x":1}"#);
     assert_eq!(sent(&VLLM.prefill_leg(&completion, &ids).unwrap())["prompt"], json!([5, 6, 7]));
     let handed = handoff(200, &answer(&params()), None);
-    assert_eq!(sent(&VLLM.decode_leg(&completion, handed, &ids))["prompt"], json!([5, 6, 7]));
+    assert_eq!(sent(&VLLM.decode_leg(&completion, &handed, &ids))["prompt"], json!([5, 6, 7]));
 
     let chat = request(Api::Chat, r#"{"messages":[]}"#);
     let bypass = json("vllm_http/chat_bypass_with_prompt_token_ids_only.json");
@@ -169,7 +169,7 @@ fn ids_go_where_the_captures_have_them() {
     let captured = &bypass["request"]["body"]["kv_transfer_params"];
     assert_eq!(keys(&local["kv_transfer_params"]), keys(captured));
     let handed = handoff(200, &answer(&params()), None);
-    let decode = sent(&VLLM_IDS.decode_leg(&chat, handed, &ids));
+    let decode = sent(&VLLM_IDS.decode_leg(&chat, &handed, &ids));
     assert_eq!(decode["kv_transfer_params"]["prompt_token_ids"], json!([5, 6, 7]));
     assert_eq!(decode["kv_transfer_params"]["remote_request_id"], json!("r"));
 
@@ -245,7 +245,7 @@ fn the_prompt_that_was_prefilled_must_be_the_one_that_was_counted() {
 fn an_abandoned_prefill_is_released_as_the_capture_has_it() {
     let captured = json("vllm_pd/14_release_one_token_prompt.json")["request"]["body"].clone();
     let given = answer(&captured["kv_transfer_params"]).replace("\"prompt_tokens\":5", "\"x\":0");
-    let (path, leg) = VLLM.release("tiny", handoff(200, &given, None)).unwrap();
+    let (path, leg) = VLLM.release("tiny", &handoff(200, &given, None)).unwrap();
     assert_eq!(path, "/v1/completions");
     let mut sent = sent(&leg);
     assert!(sent["max_tokens"].as_u64() > captured["max_tokens"].as_u64());

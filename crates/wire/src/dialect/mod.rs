@@ -1,7 +1,8 @@
 //! How a plan becomes requests in an engine's own words, and how its replies are read.
 //!
 //! Invariants: a leg is the client's bytes with only the needed members spliced in or out; hand-off
-//! members that the client sent never pass; a hand-off is used once, which its type enforces.
+//! members that the client sent never pass; a hand-off cannot be copied, so that whoever holds it can
+//! see to it that it is sent once.
 
 mod request;
 mod vllm;
@@ -35,8 +36,10 @@ pub struct LegRequest {
     pub headers: Vec<(&'static str, String)>,
 }
 
-/// What the prefill leg left for the decode leg. Neither `Clone` nor readable apart from these
-/// fields: it is used once.
+/// What the prefill leg left for the decode leg. It must reach one decode worker once: a second pull
+/// finds blocks that may hold another prompt by then, and the reply is wrong without an error. It is
+/// lent to a leg, not given, because a leg that could not be sent leaves it good for another worker
+/// or for release; after any byte went out, drop it.
 #[derive(Debug)]
 pub struct Handoff {
     params: Body,
@@ -156,7 +159,7 @@ impl Dialect {
     pub fn decode_leg(
         &self,
         request: &Request,
-        handoff: Handoff,
+        handoff: &Handoff,
         leg: &LegContext<'_>,
     ) -> LegRequest {
         match self {
@@ -177,7 +180,7 @@ impl Dialect {
 
     /// The path and request that free a hand-off's KV on the prefill worker when nobody will pull
     /// it. Sent to a decode worker, which refuses it (4xx) and tells the prefill worker.
-    pub fn release(&self, model: &str, handoff: Handoff) -> Option<(&'static str, LegRequest)> {
+    pub fn release(&self, model: &str, handoff: &Handoff) -> Option<(&'static str, LegRequest)> {
         match self {
             Dialect::Vllm(vllm) => Some(vllm.release(model, handoff)),
             Dialect::OpenAi => None,

@@ -154,28 +154,34 @@ fn several_prompts(body: &Body) -> bool {
 
 /// The body without reserved members; None if it has none.
 fn strip(body: &Body, limits: &Limits, depth: usize) -> Option<Bytes> {
+    let text = body.as_str();
     let mut edit = Edit::new();
     let mut found = false;
-    for name in RESERVED_MEMBERS {
-        if body.raw(name).is_some() {
-            edit.remove(name);
+    for member in body.members() {
+        let name = member.name(text);
+        if let Some(reserved) = RESERVED_MEMBERS.iter().find(|reserved| **reserved == name) {
+            edit.remove(reserved);
             found = true;
         }
-    }
-    for name in CONTAINERS {
-        let inner = depth
-            .checked_sub(1)
-            .and_then(|depth| Some((depth, body.raw(name).filter(|raw| raw.starts_with('{'))?)))
-            .and_then(|(depth, raw)| {
-                let inner = Body::parse(Bytes::copy_from_slice(raw.as_bytes()), limits).ok()?;
-                strip(&inner, limits, depth)
-            });
-        if let Some(inner) = inner {
-            edit.set(name, String::from_utf8_lossy(&inner).into_owned());
+        if let Some(container) = CONTAINERS.iter().find(|container| **container == name)
+            && strip_inside(member.value(text), limits, depth).is_some()
+        {
+            // Of several the last counts, whichever of them is not clean.
+            let last = body.raw(container)?;
+            let clean = strip_inside(last, limits, depth).unwrap_or_else(|| last.to_owned());
+            edit.set(container, clean);
             found = true;
         }
     }
     found.then(|| edit.apply(body))
+}
+
+/// A container without reserved members; None if it has none (or is no object).
+fn strip_inside(raw: &str, limits: &Limits, depth: usize) -> Option<String> {
+    let depth = depth.checked_sub(1)?;
+    let inner = Body::parse(Bytes::copy_from_slice(raw.as_bytes()), limits).ok()?;
+    let clean = strip(&inner, limits, depth)?;
+    String::from_utf8(clean.into()).ok()
 }
 
 #[cfg(test)]
@@ -212,6 +218,10 @@ mod tests {
         assert_eq!(
             clean(r#"{"sampling_params":{"extra_args":{"kv_transfer_params":{},"q":0.50}}}"#),
             r#"{"sampling_params":{"extra_args":{"q":0.50}}}"#
+        );
+        assert_eq!(
+            clean(r#"{"vllm_xargs":{"kv_transfer_params":1},"vllm_xargs":{"a":1}}"#),
+            r#"{"vllm_xargs":{"a":1}}"#
         );
     }
 

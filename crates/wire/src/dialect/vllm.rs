@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::{Api, Failure, Handoff, LegContext, LegRequest, Prefill, Request, Verdict};
 use super::{headers, verdict};
 use crate::body::{Body, Limits};
-use crate::json;
+use crate::json::{self, Object};
 use crate::splice::Edit;
 
 /// What a vLLM worker was found to be able to do.
@@ -110,15 +110,15 @@ impl Vllm {
     pub(super) fn decode_leg(
         &self,
         request: &Request,
-        handoff: Handoff,
+        handoff: &Handoff,
         leg: &LegContext<'_>,
     ) -> LegRequest {
-        let Handoff { params: held, .. } = handoff;
+        let held = &handoff.params;
         let mut edit = Edit::new();
         let mut params = held.bytes().clone();
         match (self.ids(request, leg), request.api()) {
             (Some(ids), Api::Chat) => {
-                params = Edit::new().set("prompt_token_ids", ids_json(ids)).apply(&held);
+                params = Edit::new().set("prompt_token_ids", ids_json(ids)).apply(held);
             }
             (Some(ids), _) => {
                 edit.set("prompt", ids_json(ids));
@@ -150,10 +150,10 @@ impl Vllm {
             Verdict::Failed(failure) => return Prefill::Failed(failure, None),
             Verdict::Ok => {}
         }
-        let Some(text) = json::text(body).ok().filter(|text| json::is_object(text)) else {
+        let Some(answer) = json::text(body).ok().and_then(Object::parse) else {
             return protocol("the prefill answer is not a JSON object", None);
         };
-        let params = match json::get(text, PARAMS) {
+        let params = match answer.get(PARAMS) {
             Some(params) if params != "null" => params,
             _ => return protocol("the prefill answer has no kv_transfer_params", None),
         };
@@ -178,9 +178,10 @@ impl Vllm {
         }
         let as_tokens = |number: i64| u32::try_from(number).ok();
         let kept = params.integer("remote_num_tokens").and_then(as_tokens);
-        let seen = json::get(text, "usage")
-            .and_then(|usage| json::get(usage, "prompt_tokens"))
-            .and_then(|number| number.parse().ok());
+        let seen = answer
+            .get("usage")
+            .and_then(Object::parse)
+            .and_then(|usage| usage.number("prompt_tokens"));
         let handoff = Handoff {
             remote_engine_id: params.text("remote_engine_id").map(Into::into),
             prompt_tokens: kept.or(seen),
@@ -196,12 +197,11 @@ impl Vllm {
 
     /// A request with the hand-off that is refused in validation: the decode worker then tells the
     /// prefill worker to free it.
-    pub(super) fn release(&self, model: &str, handoff: Handoff) -> (&'static str, LegRequest) {
-        let Handoff { params, .. } = handoff;
+    pub(super) fn release(&self, model: &str, handoff: &Handoff) -> (&'static str, LegRequest) {
         let body = format!(
             "{{\"model\":{},\"prompt\":[1],\"max_tokens\":{REFUSED_MAX_TOKENS},\"{PARAMS}\":{}}}",
             json::quote(model),
-            params.as_str(),
+            handoff.params.as_str(),
         );
         ("/v1/completions", LegRequest { body: body.into(), headers: vec![] })
     }

@@ -1,0 +1,34 @@
+//! `pointsman serve`: a router in front of the workers of a configuration.
+
+use std::process::ExitCode;
+
+use crate::sources::{ConfigArgs, flag};
+use crate::{logging, shutdown};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    sources: ConfigArgs,
+    /// Port of the API; stands for `listen.port`.
+    #[arg(long)]
+    port: Option<u16>,
+    /// Address of the API; stands for `listen.address`.
+    #[arg(long)]
+    address: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let port = args.port.map(|port| flag("--port", "listen.port", port));
+    let address = args.address.as_ref().map(|addr| flag("--address", "listen.address", addr));
+    let loaded = args.sources.load(port.into_iter().chain(address).collect())?;
+    logging::start(&loaded.settings.log, &loaded.notices)?;
+    shutdown::block_on(async {
+        let asked = shutdown::asked();
+        let running = pointsman_serve::start(loaded.settings).await?;
+        println!("pointsman is ready on http://{}", running.addr());
+        asked.await?;
+        tracing::info!("asked to end: no further requests, running ones may finish");
+        running.stop().await;
+        Ok(ExitCode::SUCCESS)
+    })
+}

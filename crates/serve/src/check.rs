@@ -1,0 +1,123 @@
+//! Whether a fleet is what its configuration says: each worker asked, each policy looked through.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pointsman_brain::Condition;
+use pointsman_config::{Engine, KvEvents, Role, Settings};
+
+use crate::fleet::{Group, Worker};
+use crate::start::{StartError, assemble};
+use crate::watch;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    lines: Vec<String>,
+    problems: usize,
+    warnings: usize,
+}
+
+impl Findings {
+    /// Whether nothing keeps the router from serving.
+    pub fn is_sound(&self) -> bool {
+        self.problems == 0
+    }
+
+    fn say(&mut self, line: String) {
+        self.lines.push(line);
+    }
+
+    fn problem(&mut self, text: impl fmt::Display) {
+        self.problems += 1;
+        self.lines.push(format!("    PROBLEM  {text}"));
+    }
+
+    fn warning(&mut self, text: impl fmt::Display) {
+        self.warnings += 1;
+        self.lines.push(format!("    warning  {text}"));
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.lines {
+            writeln!(f, "{line}")?;
+        }
+        writeln!(f, "{} problems, {} warnings", self.problems, self.warnings)
+    }
+}
+
+/// Asks every worker once and reports.
+pub async fn check(settings: Settings) -> Result<Findings, StartError> {
+    let router = Arc::new(assemble(settings)?);
+    router.add_configured_workers()?;
+    watch::first_look(&router).await;
+    let mut findings = Findings::default();
+    for group in &router.fleet.groups {
+        check_group(group, &mut findings);
+    }
+    router.end().await;
+    Ok(findings)
+}
+
+fn check_group(group: &Group, findings: &mut Findings) {
+    let brain = group.brain();
+    findings.say(format!("model {}  (policy {})", group.name(), brain.settings().policy.rule.as_str()));
+    let readiness = brain.can_serve(group.now());
+    let never = brain.never_fires();
+    let conditions: Vec<_> = brain.workers().map(|view| (view.slot, view.condition)).collect();
+    drop(brain);
+    for worker in group.roster.load().workers() {
+        let up = conditions
+            .iter()
+            .any(|(slot, condition)| worker.slots.contains(slot) && *condition == Condition::Up);
+        check_worker(group, worker, up, findings);
+    }
+    if !readiness.ready {
+        findings.problem("no request can be served: see the workers above");
+    }
+    for line in never {
+        findings.warning(line);
+    }
+}
+
+fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Findings) {
+    let s = &worker.settings;
+    let learned = worker.learned.load();
+    let version = learned.version.map_or(String::new(), |v| format!("  {}.{}.{}", v.0, v.1, v.2));
+    findings.say(format!("  {:<8} {}  {}{version}", s.role.as_str(), worker.name(), s.url));
+    if !up {
+        return findings.problem("does not answer its health check");
+    }
+    let names: Vec<&str> = learned.models.iter().map(|model| model.id.as_str()).collect();
+    let m = &group.settings;
+    let known = names.iter().any(|name| *name == m.name || m.aliases.iter().any(|a| a == name));
+    if !names.is_empty() && !known {
+        findings.problem(format!(
+            "serves {names:?} and not `{}`: requests would get a 404; use --served-model-name or an alias",
+            m.name
+        ));
+    }
+    for adapter in m.adapters.iter().filter(|adapter| !names.contains(&adapter.as_str())) {
+        findings.warning(format!("does not list adapter `{adapter}`: it gets no requests for it"));
+    }
+    if s.engine != Engine::Vllm {
+        return;
+    }
+    if learned.capacity_blocks.is_none() && s.capacity_blocks.is_none() {
+        findings.warning("tells no KV capacity: the decode_kv guard is skipped on it");
+    }
+    if s.kv_events == KvEvents::Auto && !learned.publishes_events {
+        findings.warning(
+            "tells no KV event endpoint (before vLLM 0.31 or without --kv-events-config): \
+             its cache is guessed from placements",
+        );
+    }
+    if s.role == Role::Prefill && s.max_num_batched_tokens.is_none() {
+        findings.warning(
+            "its token budget is unknown: load-based policies take it for calm; \
+             set max_num_batched_tokens",
+        );
+    }
+}

@@ -1,0 +1,360 @@
+//! Following one publisher's KV events: subscribe, keep the order, ask for what was missed, apply.
+//!
+//! Invariants: the cursor decides what is applied, replayed or forgotten; one publisher, however slow,
+//! dead or noisy, costs its own task and a bounded buffer.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use pointsman_config::{Endpoint, KvStream, SocketMode};
+use pointsman_kv::{Action, ClearCause, Cursor, CursorLimits, Slot, Stamp, Standing};
+use pointsman_wire::kv_events::Batch;
+use pointsman_wire::zmtp::{Limits, SocketType};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::apply::{Applier, Outcome};
+use crate::fleet::{Group, Rank};
+use crate::metrics::{ByWorker, KvEvent};
+use crate::router::{Router, labels};
+use crate::zmq::{Listener, Socket, ZmqError};
+
+/// The first pause before connecting again; doubles up to `LONGEST_PAUSE`.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest pause between two attempts to connect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long connecting may take.
+const CONNECT_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a replay may be silent before it counts as failed.
+const REPLAY_WAIT: Duration = Duration::from_secs(5);
+
+/// What one message of events may take.
+const MESSAGE_LIMITS: Limits = Limits { max_frames: 8, max_message: 32 * 1024 * 1024 };
+
+/// The sequence number that marks the end of a replay.
+const REPLAY_END: u64 = u64::MAX;
+
+/// The sockets of rank `shift`: every port is that much higher than rank 0's.
+pub(crate) fn of_rank(stream: &KvStream, shift: u16) -> KvStream {
+    let shifted = |endpoint: &Endpoint| match endpoint {
+        Endpoint::Tcp { host, port } => {
+            Endpoint::Tcp { host: host.clone(), port: port.saturating_add(shift) }
+        }
+        // vLLM names a rank's ipc socket by a suffix.
+        Endpoint::Ipc(path) if shift > 0 => {
+            let mut path = path.clone().into_os_string();
+            path.push(format!("_dp{shift}"));
+            Endpoint::Ipc(path.into())
+        }
+        Endpoint::Ipc(path) => Endpoint::Ipc(path.clone()),
+    };
+    KvStream {
+        endpoint: shifted(&stream.endpoint),
+        replay: stream.replay.as_ref().map(shifted),
+        ..stream.clone()
+    }
+}
+
+/// An endpoint that an engine binds, as seen from here: `*` is the engine's own host. `None` if it
+/// is no endpoint that can be connected to.
+pub(crate) fn endpoint_at(endpoint: &str, host: &str) -> Option<Endpoint> {
+    if let Some(path) = endpoint.strip_prefix("ipc://") {
+        return Some(Endpoint::Ipc(path.into()));
+    }
+    let (bound, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
+    let port = port.parse().ok()?;
+    let host = match bound {
+        "*" | "::" | "[::]" | "0.0.0.0" => host.trim_matches(['[', ']']),
+        other => other.trim_matches(['[', ']']),
+    };
+    Some(Endpoint::Tcp { host: host.to_owned(), port })
+}
+
+/// Follows a publisher until its worker is removed.
+pub(crate) async fn follow(router: Arc<Router>, group: Arc<Group>, rank: Rank, stream: KvStream) {
+    let gone = rank.worker.gone.clone();
+    let limits = CursorLimits::default();
+    let follower = Follower {
+        cursor: Cursor::new(stream.replay.is_some(), limits),
+        applier: Applier::new(Slot(rank.slot.0), group.hasher),
+        labels: labels(&group, &rank),
+        replay: None,
+        actions: Vec::new(),
+        router,
+        group,
+        rank,
+        stream,
+    };
+    tokio::select! {
+        () = gone.cancelled() => {}
+        () = follower.run() => {}
+    }
+}
+
+struct Follower {
+    router: Arc<Router>,
+    group: Arc<Group>,
+    rank: Rank,
+    stream: KvStream,
+    cursor: Cursor<Bytes>,
+    applier: Applier,
+    labels: ByWorker,
+    replay: Option<Replay>,
+    actions: Vec<Action<Bytes>>,
+}
+
+/// A replay under way.
+struct Replay {
+    socket: Option<Socket>,
+    from: u64,
+    until: Instant,
+}
+
+/// What came next.
+enum Heard {
+    Live(Result<Vec<Bytes>, ZmqError>),
+    Replayed(Result<Vec<Bytes>, ZmqError>),
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let mut pause = FIRST_PAUSE;
+        let listener = self.listen().await;
+        loop {
+            match self.open(listener.as_ref()).await {
+                Ok(socket) => {
+                    pause = FIRST_PAUSE;
+                    self.cursor.connected(&mut self.actions);
+                    self.perform();
+                    let error = self.hear(socket).await;
+                    tracing::info!(
+                        model = self.labels.model,
+                        worker = self.labels.worker,
+                        %error,
+                        "the KV event stream ended; connecting again"
+                    );
+                }
+                Err(error) => tracing::debug!(
+                    model = self.labels.model,
+                    worker = self.labels.worker,
+                    %error,
+                    "the KV event publisher could not be reached"
+                ),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// The listening socket, where the publisher is the one that connects.
+    async fn listen(&self) -> Option<Listener> {
+        if self.stream.mode == SocketMode::Connect {
+            return None;
+        }
+        loop {
+            match Listener::bind(&self.stream.endpoint).await {
+                Ok(listener) => return Some(listener),
+                Err(error) => {
+                    tracing::warn!(
+                        model = self.labels.model,
+                        worker = self.labels.worker,
+                        endpoint = ?self.stream.endpoint,
+                        %error,
+                        "the socket for KV events cannot be bound"
+                    );
+                    sleep(LONGEST_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn open(&self, listener: Option<&Listener>) -> Result<Socket, ZmqError> {
+        let mut socket = match listener {
+            Some(listener) => listener.accept(SocketType::Sub, MESSAGE_LIMITS).await?,
+            None => {
+                let connect =
+                    Socket::connect(&self.stream.endpoint, SocketType::Sub, MESSAGE_LIMITS);
+                timeout(CONNECT_WAIT, connect).await.unwrap_or_else(|_| Err(ZmqError::Closed))?
+            }
+        };
+        socket.subscribe(self.stream.topic.as_bytes());
+        Ok(socket)
+    }
+
+    /// Applies what the publisher says until the connection ends.
+    async fn hear(&mut self, mut live: Socket) -> ZmqError {
+        loop {
+            let heard = match &mut self.replay {
+                None => Heard::Live(live.next().await),
+                Some(replay) => tokio::select! {
+                    message = live.next() => Heard::Live(message),
+                    message = replay.next(self.stream.replay.as_ref()) => Heard::Replayed(message),
+                },
+            };
+            match heard {
+                Heard::Live(Err(error)) => return error,
+                Heard::Live(Ok(frames)) => self.live(&frames),
+                Heard::Replayed(Ok(frames)) => self.replayed(&frames),
+                Heard::Replayed(Err(error)) => {
+                    tracing::warn!(
+                        model = self.labels.model,
+                        worker = self.labels.worker,
+                        %error,
+                        "missed KV events could not be replayed"
+                    );
+                    self.replay = None;
+                    self.cursor.replay_failed(&mut self.actions);
+                }
+            }
+            self.perform();
+        }
+    }
+
+    fn live(&mut self, frames: &[Bytes]) {
+        let [_topic, seq, payload] = frames else { return self.count("malformed", 1) };
+        let Some(seq) = sequence(seq) else { return self.count("malformed", 1) };
+        let stamp = Stamp { seq, sent_ns: sent_ns(payload) };
+        self.cursor.live(stamp, payload.len(), payload.clone(), &mut self.actions);
+    }
+
+    fn replayed(&mut self, frames: &[Bytes]) {
+        // After the delimiter: topic (from vLLM 0.26), sequence, payload.
+        let frames = frames.strip_prefix(&[Bytes::new()]).unwrap_or(frames);
+        let ([seq, payload] | [_, seq, payload]) = frames else {
+            return self.count("malformed", 1);
+        };
+        match sequence(seq) {
+            Some(REPLAY_END) => {
+                self.replay = None;
+                self.cursor.replay_ended(&mut self.actions);
+            }
+            Some(seq) => {
+                let stamp = Stamp { seq, sent_ns: sent_ns(payload) };
+                self.cursor.replayed(stamp, payload.clone(), &mut self.actions);
+            }
+            None => self.count("malformed", 1),
+        }
+    }
+
+    /// Does what the cursor wants done.
+    fn perform(&mut self) {
+        for action in std::mem::take(&mut self.actions) {
+            match action {
+                Action::Apply { message, epoch } => self.apply(&message, epoch),
+                Action::Replay { from } => {
+                    self.count("replay", 1);
+                    let until = Instant::now() + REPLAY_WAIT;
+                    self.replay = Some(Replay { socket: None, from, until });
+                }
+                Action::Clear(cause) => self.forget(cause),
+            }
+        }
+        self.rank.worker.set_stale(self.rank.slot, self.cursor.standing() == Standing::Partial);
+    }
+
+    fn forget(&mut self, cause: ClearCause) {
+        self.applier = Applier::new(Slot(self.rank.slot.0), self.group.hasher);
+        self.group.writer().clear(Slot(self.rank.slot.0));
+        let (kind, what) = match cause {
+            ClearCause::Restart => ("restart", "the publisher of KV events started anew"),
+            ClearCause::Lost => ("lost", "KV events are lost"),
+            ClearCause::Resync => ("resync", "KV events are read again from the oldest"),
+        };
+        self.count(kind, 1);
+        tracing::warn!(
+            model = self.labels.model,
+            worker = self.labels.worker,
+            "{what}; the worker's cache counts as empty until events say otherwise"
+        );
+    }
+
+    fn apply(&mut self, payload: &Bytes, epoch: u32) {
+        if self.rank.worker.gone.is_cancelled() {
+            return;
+        }
+        let applied = self.applier.apply(payload, &mut self.group.writer());
+        let Ok(outcome) = applied else { return self.count("malformed", 1) };
+        if outcome.cleared > 0 {
+            self.cursor.all_cleared(epoch);
+        }
+        let Outcome { stored, removed, cleared, unplaced, skipped, malformed } = outcome;
+        for (kind, count) in [
+            ("stored", stored),
+            ("removed", removed),
+            ("cleared", cleared),
+            ("unplaced", unplaced),
+            ("skipped", skipped),
+            ("malformed", malformed),
+        ] {
+            self.count(kind, count);
+        }
+        let lag = now_ns().saturating_sub(sent_ns(payload));
+        let lag = Duration::from_nanos(lag).as_secs_f64();
+        self.router.metrics.kv_event_lag_seconds.get_or_create(&self.labels).set(lag);
+    }
+
+    fn count(&self, kind: &'static str, count: u64) {
+        if count > 0 {
+            let ByWorker { model, worker, .. } = self.labels.clone();
+            let labels = KvEvent { model, worker, kind };
+            self.router.metrics.kv_events.get_or_create(&labels).inc_by(count);
+        }
+    }
+}
+
+impl Replay {
+    /// The next replayed message; connects and asks first if that is still to do. Cancel-safe: what
+    /// is half done is done again.
+    async fn next(&mut self, endpoint: Option<&Endpoint>) -> Result<Vec<Bytes>, ZmqError> {
+        let exchange = async {
+            let socket = match &mut self.socket {
+                Some(socket) => socket,
+                None => {
+                    let endpoint = endpoint.ok_or(ZmqError::Closed)?;
+                    let mut socket =
+                        Socket::connect(endpoint, SocketType::Dealer, MESSAGE_LIMITS).await?;
+                    socket.send(&[&[], &self.from.to_be_bytes()]);
+                    self.socket.insert(socket)
+                }
+            };
+            socket.next().await
+        };
+        let message = timeout_at(self.until, exchange).await.unwrap_or(Err(ZmqError::Closed))?;
+        self.until = Instant::now() + REPLAY_WAIT;
+        Ok(message)
+    }
+}
+
+fn sequence(frame: &Bytes) -> Option<u64> {
+    Some(u64::from_be_bytes(frame.as_ref().try_into().ok()?))
+}
+
+fn sent_ns(payload: &[u8]) -> u64 {
+    // Saturates; NaN is 0, which means unknown.
+    Batch::decode(payload).map_or(0, |batch| (batch.timestamp * 1e9) as u64)
+}
+
+fn now_ns() -> u64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wildcard_is_the_engines_own_host() {
+        let tcp = |host: &str, port| Some(Endpoint::Tcp { host: host.to_owned(), port });
+        assert_eq!(endpoint_at("tcp://*:5557", "10.0.0.7"), tcp("10.0.0.7", 5557));
+        assert_eq!(endpoint_at("tcp://[::]:5557", "[::1]"), tcp("::1", 5557));
+        assert_eq!(endpoint_at("tcp://host:1", "10.0.0.7"), tcp("host", 1));
+        assert_eq!(endpoint_at("ipc:///run/kv", "h"), Some(Endpoint::Ipc("/run/kv".into())));
+        for bad in ["tcp://host", "tcp://host:x", "inproc://a", ""] {
+            assert_eq!(endpoint_at(bad, "h"), None, "{bad}");
+        }
+    }
+}

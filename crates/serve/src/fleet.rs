@@ -1,0 +1,457 @@
+//! Who serves what: groups (one per base model), their workers, and the names that lead to them.
+//!
+//! Invariants: a request sees one immutable `Roster`; a slot belongs to at most one worker rank at a
+//! time; everything a worker needs in the background ends when its `gone` token is cancelled.
+//! Not here: what the background tasks do (`watch`, `events`), and choosing (the brain).
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use http::{HeaderMap, HeaderValue, Uri, header};
+use pointsman_brain::{self as brain, Brain, Slot, Time, WorkerSpec};
+use pointsman_config as config;
+use pointsman_kv as kv;
+use pointsman_wire::dialect::{Dialect, Vllm};
+use tokio_util::sync::CancellationToken;
+
+use crate::prompt::Tokenizer;
+
+/// Tokens of a KV block where neither the configuration nor the engine has said: vLLM's default.
+const USUAL_BLOCK_SIZE: NonZeroU32 = NonZeroU32::MIN.saturating_add(15);
+
+/// Worker ranks of one group at most.
+pub(crate) const MAX_RANKS: usize = 4096;
+
+/// The process's monotonic clock, as the brain counts time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    origin: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Clock {
+        Clock { origin: Instant::now() }
+    }
+
+    pub(crate) fn now(self) -> Time {
+        Time(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// One engine endpoint.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) settings: config::Worker,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) learned: ArcSwap<Learned>,
+    pub(crate) gone: CancellationToken,
+    /// Its first health check is done.
+    pub(crate) seen: AtomicBool,
+    /// By rank: the KV events have a gap that could not be filled.
+    stale: Box<[AtomicBool]>,
+    authorization: Option<HeaderValue>,
+}
+
+/// What a worker has told of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Learned {
+    /// The models that it lists, base and adapters; empty until it has been asked.
+    pub(crate) models: Vec<pointsman_wire::discovery::ServedModel>,
+    pub(crate) version: Option<pointsman_wire::discovery::Version>,
+    pub(crate) block_size: Option<NonZeroU32>,
+    pub(crate) capacity_blocks: Option<u64>,
+    pub(crate) publishes_events: bool,
+}
+
+impl Worker {
+    fn new(settings: config::Worker, slots: Vec<Slot>) -> Worker {
+        let authorization = settings.api_key.as_ref().and_then(|key| {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal())).ok()?;
+            value.set_sensitive(true);
+            Some(value)
+        });
+        let learned = Learned {
+            publishes_events: settings.kv_events != config::KvEvents::Off,
+            ..Learned::default()
+        };
+        Worker {
+            stale: slots.iter().map(|_| AtomicBool::new(false)).collect(),
+            settings,
+            slots,
+            learned: ArcSwap::from_pointee(learned),
+            seen: AtomicBool::new(false),
+            gone: CancellationToken::new(),
+            authorization,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    /// Whether the index holds less than this rank does, because events are lost.
+    pub(crate) fn is_stale(&self, slot: Slot) -> bool {
+        self.stale_flag(slot).is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_stale(&self, slot: Slot, stale: bool) {
+        if let Some(flag) = self.stale_flag(slot) {
+            flag.store(stale, Ordering::Relaxed);
+        }
+    }
+
+    fn stale_flag(&self, slot: Slot) -> Option<&AtomicBool> {
+        self.stale.get(self.slots.iter().position(|own| *own == slot)?)
+    }
+
+    /// The worker's URL with a path and query put after it.
+    pub(crate) fn uri(&self, path_and_query: &str) -> Result<Uri, http::Error> {
+        let base = self.settings.url.path().trim_end_matches('/');
+        Uri::builder()
+            .scheme(self.settings.url.scheme_str().unwrap_or("http"))
+            .authority(self.settings.url.authority().map_or("", |a| a.as_str()))
+            .path_and_query(format!("{base}{path_and_query}"))
+            .build()
+    }
+
+    /// Puts the worker's own key in place of whatever the client sent.
+    pub(crate) fn authorize(&self, headers: &mut HeaderMap) {
+        if let Some(value) = &self.authorization {
+            headers.insert(header::AUTHORIZATION, value.clone());
+        }
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        match self.settings.engine {
+            config::Engine::OpenAi => Dialect::OpenAi,
+            config::Engine::Vllm => Dialect::Vllm(Vllm {
+                chat_takes_ids: self.settings.takes_prompt_ids == config::Detect::Yes,
+                lease_ms: u64::try_from(self.settings.kv_lease.as_millis()).unwrap_or(u64::MAX),
+            }),
+        }
+    }
+
+    /// Whether it serves a model of this name; yes until it has said what it serves.
+    pub(crate) fn serves(&self, name: &str) -> bool {
+        let learned = self.learned.load();
+        learned.models.is_empty() || learned.models.iter().any(|model| model.id == name)
+    }
+
+    /// What the brain is told of each of its ranks.
+    pub(crate) fn spec(&self) -> WorkerSpec {
+        let learned = self.learned.load();
+        let s = &self.settings;
+        WorkerSpec {
+            role: match s.role {
+                config::Role::Prefill => brain::Role::Prefill,
+                config::Role::Decode => brain::Role::Decode,
+                config::Role::Unified => brain::Role::Unified,
+            },
+            local_prefill: s.local_prefill,
+            block_size: learned.block_size.or(s.block_size).unwrap_or(USUAL_BLOCK_SIZE),
+            capacity_blocks: learned.capacity_blocks.or(s.capacity_blocks.map(Into::into)),
+            max_num_batched_tokens: s.max_num_batched_tokens.map(Into::into),
+            publishes_events: learned.publishes_events,
+        }
+    }
+}
+
+/// One data-parallel rank of a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Rank {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) slot: Slot,
+    /// Which rank; `None` where the worker has only one and no header is to be sent.
+    pub(crate) rank: Option<u32>,
+}
+
+/// The worker ranks of a group at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Roster {
+    /// By slot.
+    pub(crate) ranks: Vec<Option<Rank>>,
+    /// The block size of each slot; 0 where there is no worker.
+    pub(crate) block_sizes: Vec<u32>,
+}
+
+impl Roster {
+    pub(crate) fn get(&self, slot: Slot) -> Option<&Rank> {
+        self.ranks.get(usize::from(slot.0))?.as_ref()
+    }
+
+    /// The workers, each once, in the order of their slots.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = &Arc<Worker>> {
+        self.ranks
+            .iter()
+            .flatten()
+            .filter(|rank| rank.worker.slots.first() == Some(&rank.slot))
+            .map(|rank| &rank.worker)
+    }
+
+    pub(crate) fn worker(&self, name: &str) -> Option<&Arc<Worker>> {
+        self.workers().find(|worker| worker.name() == name)
+    }
+
+    /// Each block size in use, once.
+    pub(crate) fn distinct_block_sizes(&self) -> impl Iterator<Item = u32> {
+        let sizes = &self.block_sizes;
+        sizes
+            .iter()
+            .enumerate()
+            .filter(|(i, size)| **size > 0 && !sizes[..*i].contains(size))
+            .map(|(_, size)| *size)
+    }
+}
+
+/// Everything about one base model.
+pub(crate) struct Group {
+    pub(crate) settings: config::Model,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) hasher: kv::Hasher,
+    pub(crate) reader: kv::Reader,
+    pub(crate) roster: ArcSwap<Roster>,
+    pub(crate) created: u64,
+    /// Names of the shadow policies, in the brain's order.
+    pub(crate) shadows: Vec<&'static str>,
+    clock: Clock,
+    brain: Mutex<Brain>,
+    writer: Mutex<kv::Writer>,
+    /// Taken by whoever changes the roster, so that changes do not overwrite each other.
+    changes: Mutex<()>,
+}
+
+/// Why a worker cannot be added.
+#[derive(Debug, thiserror::Error)]
+pub enum AddError {
+    /// The name is taken.
+    #[error("model `{model}` already has a worker named `{worker}`")]
+    Duplicate {
+        /// The model.
+        model: String,
+        /// The worker.
+        worker: String,
+    },
+    /// There is no room.
+    #[error("model `{0}` has {MAX_RANKS} worker ranks already")]
+    Full(String),
+}
+
+impl Group {
+    pub(crate) fn new(
+        settings: config::Model,
+        tokenizer: Tokenizer,
+        brain: Brain,
+        hasher: kv::Hasher,
+        clock: Clock,
+    ) -> Group {
+        let (writer, reader) = kv::index();
+        Group {
+            settings,
+            tokenizer,
+            hasher,
+            reader,
+            roster: ArcSwap::default(),
+            created: u64::try_from(crate::prompt::unix_seconds()).unwrap_or(0),
+            shadows: brain.settings().shadow.iter().map(|shadow| shadow.rule.as_str()).collect(),
+            clock,
+            brain: Mutex::new(brain),
+            writer: Mutex::new(writer),
+            changes: Mutex::new(()),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    /// The brain, for one short call. A panic elsewhere must not stop every later request.
+    pub(crate) fn brain(&self) -> MutexGuard<'_, Brain> {
+        self.brain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The index's writer, for one event or placement.
+    pub(crate) fn writer(&self) -> MutexGuard<'_, kv::Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Whether a name that clients may send is an adapter on top of the base model.
+    pub(crate) fn is_adapter(&self, name: &str) -> bool {
+        if self.settings.adapters.iter().any(|adapter| adapter == name) {
+            return true;
+        }
+        let base = name == self.settings.name || self.settings.aliases.iter().any(|a| a == name);
+        !base
+            && self.roster.load().workers().any(|worker| {
+                let learned = worker.learned.load();
+                learned.models.iter().any(|model| model.id == name && model.parent.is_some())
+            })
+    }
+
+    /// Adds a worker; its background tasks are the caller's to start.
+    pub(crate) fn add(
+        &self,
+        settings: config::Worker,
+        approximate: config::Approximate,
+    ) -> Result<Arc<Worker>, AddError> {
+        let _changing = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut roster = Roster::clone(&self.roster.load());
+        if roster.worker(&settings.name).is_some() {
+            let (model, worker) = (self.name().to_owned(), settings.name);
+            return Err(AddError::Duplicate { model, worker });
+        }
+        let ranks = u32::from(settings.ranks.get());
+        let slots = free_slots(&mut roster, ranks as usize)
+            .ok_or_else(|| AddError::Full(self.name().to_owned()))?;
+        let worker = Arc::new(Worker::new(settings, slots));
+        let spec = worker.spec();
+        let now = self.now();
+        for (rank, &slot) in (0..ranks).zip(&worker.slots) {
+            let at = usize::from(slot.0);
+            roster.block_sizes[at] = spec.block_size.get();
+            roster.ranks[at] = Some(Rank {
+                worker: Arc::clone(&worker),
+                slot,
+                rank: (ranks > 1).then_some(rank),
+            });
+            self.brain().add(slot, spec, now);
+            self.approximate(slot, &spec, approximate);
+        }
+        self.roster.store(Arc::new(roster));
+        Ok(worker)
+    }
+
+    /// Removes a worker; requests on it run to their end.
+    pub(crate) fn remove(&self, name: &str) -> Option<Arc<Worker>> {
+        let _changing = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut roster = Roster::clone(&self.roster.load());
+        let worker = Arc::clone(roster.worker(name)?);
+        worker.gone.cancel();
+        for &slot in &worker.slots {
+            let at = usize::from(slot.0);
+            roster.ranks[at] = None;
+            roster.block_sizes[at] = 0;
+        }
+        self.roster.store(Arc::new(roster));
+        for &slot in &worker.slots {
+            self.brain().remove(slot);
+            self.writer().clear(kv::Slot(slot.0));
+        }
+        Some(worker)
+    }
+
+    /// Takes over what a worker has told of itself.
+    pub(crate) fn learn(
+        &self,
+        worker: &Arc<Worker>,
+        learned: Learned,
+        approximate: config::Approximate,
+    ) {
+        let _changing = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.gone.is_cancelled() || **worker.learned.load() == learned {
+            return;
+        }
+        worker.learned.store(Arc::new(learned));
+        let spec = worker.spec();
+        let mut roster = Roster::clone(&self.roster.load());
+        for &slot in &worker.slots {
+            roster.block_sizes[usize::from(slot.0)] = spec.block_size.get();
+            self.brain().update(slot, spec);
+            self.approximate(slot, &spec, approximate);
+        }
+        self.roster.store(Arc::new(roster));
+    }
+
+    /// Where there are no events, what was placed stands in for them.
+    fn approximate(&self, slot: Slot, spec: &WorkerSpec, setting: config::Approximate) {
+        let stand_in = match setting {
+            _ if spec.publishes_events => None,
+            config::Approximate::Off => None,
+            config::Approximate::Record { ttl, unknown_blocks } => Some(kv::Approximate {
+                capacity_blocks: Some(spec.capacity_blocks.unwrap_or(unknown_blocks.get())),
+                ttl_ns: ttl.map(|ttl| u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX)),
+            }),
+        };
+        self.writer().set_approximate(kv::Slot(slot.0), stand_in);
+    }
+}
+
+/// The lowest free slots, with room made for them.
+fn free_slots(roster: &mut Roster, wanted: usize) -> Option<Vec<Slot>> {
+    let taken = roster.ranks.iter().flatten().count();
+    if taken + wanted > MAX_RANKS {
+        return None;
+    }
+    let mut slots = Vec::with_capacity(wanted);
+    for at in 0_u16.. {
+        if slots.len() == wanted {
+            break;
+        }
+        if roster.ranks.len() <= usize::from(at) {
+            roster.ranks.push(None);
+            roster.block_sizes.push(0);
+        }
+        if roster.ranks[usize::from(at)].is_none() {
+            slots.push(Slot(at));
+        }
+    }
+    Some(slots)
+}
+
+/// All groups, and the names that lead to them.
+pub(crate) struct Fleet {
+    pub(crate) groups: Vec<Arc<Group>>,
+    names: ArcSwap<HashMap<String, Arc<Group>>>,
+}
+
+impl Fleet {
+    pub(crate) fn new(groups: Vec<Arc<Group>>) -> Fleet {
+        let fleet = Fleet { groups, names: ArcSwap::default() };
+        fleet.rename();
+        fleet
+    }
+
+    /// The group that serves a name.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Group>> {
+        self.names.load().get(name).cloned()
+    }
+
+    /// The only group, where there is one.
+    pub(crate) fn only(&self) -> Option<&Arc<Group>> {
+        match self.groups.as_slice() {
+            [group] => Some(group),
+            _ => None,
+        }
+    }
+
+    /// The group of a base model.
+    pub(crate) fn group(&self, name: &str) -> Option<&Arc<Group>> {
+        self.groups.iter().find(|group| group.name() == name)
+    }
+
+    /// Reads every name again; what the configuration names comes before what workers name.
+    pub(crate) fn rename(&self) {
+        let mut names = HashMap::new();
+        for group in &self.groups {
+            for worker in group.roster.load().workers() {
+                for model in &worker.learned.load().models {
+                    names.entry(model.id.clone()).or_insert_with(|| Arc::clone(group));
+                }
+            }
+        }
+        for group in &self.groups {
+            let s = &group.settings;
+            for name in std::iter::once(&s.name).chain(&s.aliases).chain(&s.adapters) {
+                names.insert(name.clone(), Arc::clone(group));
+            }
+        }
+        self.names.store(Arc::new(names));
+    }
+}

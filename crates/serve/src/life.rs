@@ -1,0 +1,477 @@
+//! The life of a request, in one file:
+//! parse -> tokenise -> look up -> decide and reserve -> prefill leg (if remote) -> decode leg -> settle.
+//!
+//! Invariants: every plan's booking is settled by whoever drops it; until the first byte has gone to
+//! the client a failed leg leads to the next plan; after it, to an error event. No policy is here:
+//! the brain decides, its ladder says what a failure leads to.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Response, StatusCode, header};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use pointsman_brain::{Ask, Cause, Decision, End, Held, Ladder, Leg, Next, Path, Slot};
+use pointsman_wire::body::Limits;
+use pointsman_wire::dialect::{self, Api, Failure, LegContext, LegRequest, Prefill, Request, Verdict};
+use pointsman_wire::sse;
+
+use crate::admission::Ticket;
+use crate::booking::Booking;
+use crate::error::{Refusal, Reply};
+use crate::fleet::{Group, Rank, Roster};
+use crate::handoff::Unused;
+use crate::prompt::{self, Prompt};
+use crate::relay::{self, Patience, Relay};
+use crate::router::Router;
+use crate::run::{self, Run};
+use crate::session;
+use crate::sight::{self, Scope};
+use crate::upstream::read;
+use crate::{headers, receive, report};
+
+/// A request on its way, as far as it does not change from try to try.
+pub(crate) struct Life {
+    pub(crate) router: Arc<Router>,
+    pub(crate) group: Arc<Group>,
+    /// The name that the client used for the model.
+    pub(crate) model: String,
+    pub(crate) id: String,
+    path: String,
+    headers: HeaderMap,
+    pub(crate) request: Request,
+    pub(crate) prompt: Prompt,
+    pub(crate) scope: Scope,
+    roster: Arc<Roster>,
+    held: Vec<Held>,
+    eligible: Vec<bool>,
+    session: Option<u64>,
+    wish: Option<Path>,
+    patience: Patience,
+}
+
+/// A decision with its booking and its workers.
+struct Plan {
+    decision: Decision,
+    booking: Booking,
+    prefill: Option<Rank>,
+    rank: Rank,
+}
+
+/// A leg that failed, and what it left behind.
+struct Fault {
+    leg: Leg,
+    rank: Rank,
+    cause: Cause,
+    /// The engine's answer, where it is the client's to see.
+    answer: Option<Reply>,
+    /// A hand-off that another decode worker can still use.
+    unused: Option<Unused>,
+}
+
+impl Fault {
+    fn new(leg: Leg, rank: &Rank, cause: Cause) -> Fault {
+        Fault { leg, rank: rank.clone(), cause, answer: None, unused: None }
+    }
+}
+
+/// Serves one request: whatever happens, there is a reply.
+pub(crate) async fn serve(router: Arc<Router>, api: Api, head: Parts, body: Incoming) -> Reply {
+    let endpoint = report::endpoint(&head.uri);
+    let mut ticket = match admit(&router) {
+        Ok(ticket) => ticket,
+        Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
+    };
+    let life = match begin(&router, api, head, body, &mut ticket).await {
+        Ok(life) => life,
+        Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
+    };
+    match live(&life, ticket).await {
+        Ok(reply) => report::answered(&life, endpoint, reply),
+        Err(refusal) => report::refused(&router, endpoint, Some(&life.group), &refusal),
+    }
+}
+
+fn admit(router: &Router) -> Result<Ticket, Refusal> {
+    router.gate.enter().ok_or_else(|| {
+        let limits = &router.settings.limits;
+        report::limit(router, "max_in_flight");
+        Refusal::new(
+            429,
+            format!(
+                "the router has {} requests in flight, its limit; try again later",
+                limits.max_in_flight
+            ),
+        )
+        .retry_after(limits.retry_after)
+    })
+}
+
+/// Parses, tokenises and looks up: everything that one request needs once.
+pub(crate) async fn begin(
+    router: &Arc<Router>,
+    api: Api,
+    head: Parts,
+    body: Incoming,
+    ticket: &mut Ticket,
+) -> Result<Life, Refusal> {
+    let started = ticket.started();
+    let body = receive::body(body, &head.headers, &router.settings).await?;
+    let request = parse(api, body)?;
+    let (group, model) = find_group(router, &request)?;
+    let (inside, stay_seconds) = router.metrics.stay(group.name());
+    ticket.show(inside, stay_seconds);
+    let roster = group.roster.load_full();
+    let asker = receive::Asker { router, group: &group, roster: &roster };
+    let prompt = prompt::read(&group.tokenizer, &group.settings.estimates, &request, &asker).await?;
+    check_length(router, &prompt)?;
+    let scope = Scope {
+        lora: group.is_adapter(&model).then(|| model.clone()),
+        salt: request.body().cache_salt().map(Into::into),
+    };
+    let held = sight::look_up(&group, &roster, &prompt, &scope);
+    let timeouts = &router.settings.timeouts;
+    Ok(Life {
+        eligible: receive::eligible(&roster, &group, &model),
+        session: session::key(&group.settings.session, &head.headers, &request, &prompt),
+        wish: receive::wish(&head.headers)?,
+        id: receive::request_id(&head.headers),
+        path: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        headers: headers::passed(&head.headers),
+        patience: Patience {
+            idle: timeouts.stream_idle,
+            deadline: (started + timeouts.request).into(),
+        },
+        router: Arc::clone(router),
+        group,
+        model,
+        request,
+        prompt,
+        scope,
+        roster,
+        held,
+    })
+}
+
+/// Reads a body; what only the router may say is taken out of it.
+fn parse(api: Api, bytes: Bytes) -> Result<Request, Refusal> {
+    Request::parse(api, bytes, &Limits::default()).map_err(Refusal::from)
+}
+
+fn find_group(router: &Router, request: &Request) -> Result<(Arc<Group>, String), Refusal> {
+    if let Some(name) = request.body().model() {
+        return match router.fleet.named(&name) {
+            Some(group) => Ok((group, name.into_owned())),
+            None => {
+                let message = format!("The model `{name}` does not exist.");
+                Err(Refusal::new(404, message).param("model"))
+            }
+        };
+    }
+    if request.body().has("model") {
+        return Err(Refusal::new(400, "`model` must be a string").param("model"));
+    }
+    match router.fleet.only() {
+        Some(group) => Ok((Arc::clone(group), group.name().to_owned())),
+        None => {
+            let message = "this router serves several models: say which in `model`";
+            Err(Refusal::new(400, message).param("model"))
+        }
+    }
+}
+
+fn check_length(router: &Router, prompt: &Prompt) -> Result<(), Refusal> {
+    let Some(limit) = router.settings.limits.max_prompt_tokens else { return Ok(()) };
+    if prompt.isl_tokens <= limit.get() {
+        return Ok(());
+    }
+    report::limit(router, "max_prompt_tokens");
+    let about = if prompt.estimated || prompt.partial { "about " } else { "" };
+    Err(Refusal::new(
+        400,
+        format!(
+            "the prompt has {about}{} tokens, this router takes at most {limit}; shorten it",
+            prompt.isl_tokens
+        ),
+    ))
+}
+
+/// Plans and carries out, until a reply begins or nothing is left to try.
+async fn live(life: &Life, ticket: Ticket) -> Result<Reply, Refusal> {
+    let mut ladder = life.ladder();
+    let mut ticket = Some(ticket);
+    let mut unused = None;
+    loop {
+        let plan = life.plan(&ladder)?;
+        let fault = match life.carry_out(plan, unused.take(), &mut ticket).await {
+            Ok(reply) => return Ok(reply),
+            Err(fault) => fault,
+        };
+        run::failed(&life.router, &life.group, fault.leg, &fault.rank, fault.cause);
+        let next = ladder.failed(fault.leg, fault.rank.slot, fault.cause);
+        if let Some(left) = &fault.unused {
+            ladder.keep_handoff(left.prefill.slot);
+        }
+        unused = fault.unused;
+        match (next, fault.answer) {
+            (Next::Replan, _) => {}
+            (Next::Relay, Some(answer)) => return Ok(answer),
+            (Next::Relay | Next::GiveUp, _) => return Err(report::gave_up(life, &ladder)),
+        }
+    }
+}
+
+impl Life {
+    /// A worker's name.
+    pub(crate) fn worker(&self, slot: Option<Slot>) -> Option<&str> {
+        self.roster.get(slot?).map(|rank| rank.worker.name())
+    }
+
+    pub(crate) fn ladder(&self) -> Ladder {
+        Ladder::new(self.group.brain().settings())
+    }
+
+    /// What the brain is asked, given what has been tried.
+    pub(crate) fn ask<'a>(&'a self, tries: &'a Ladder) -> Ask<'a> {
+        let prompts = u32::try_from(self.prompt.ids.len().max(1)).unwrap_or(u32::MAX);
+        let mut ask = Ask::new(self.prompt.isl_tokens, &self.held, tries);
+        ask.estimated = self.prompt.estimated;
+        ask.partial = self.prompt.partial;
+        ask.max_new_tokens = self.request.max_new_tokens();
+        ask.sequences = self.request.body().n().saturating_mul(prompts);
+        ask.disaggregable = self.request.disaggregable().is_ok();
+        ask.session = self.session;
+        ask.wish = self.wish;
+        ask.eligible = Some(&self.eligible);
+        ask
+    }
+
+    /// Decides and reserves.
+    fn plan(&self, ladder: &Ladder) -> Result<Plan, Refusal> {
+        let decided = self.group.brain().decide(&self.ask(ladder), self.group.now());
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err(no_path) if ladder.causes().is_empty() => {
+                return Err(report::no_path(self, &no_path));
+            }
+            Err(_) => return Err(report::gave_up(self, ladder)),
+        };
+        let booking = Booking::new(Arc::clone(&self.group), decision.booking);
+        report::decision(self, &decision);
+        let rank = |slot| self.roster.get(slot).cloned();
+        let (prefill, decode) = (decision.prefill.and_then(rank), rank(decision.decode));
+        match decode {
+            Some(rank) => Ok(Plan { decision, booking, prefill, rank }),
+            // Only slots of this request's roster are eligible, so this is a defect, not a path.
+            None => Err(Refusal::new(500, "the worker that was chosen is not known")),
+        }
+    }
+
+    /// Sends the legs of one plan.
+    async fn carry_out(
+        &self,
+        plan: Plan,
+        unused: Option<Unused>,
+        ticket: &mut Option<Ticket>,
+    ) -> Result<Reply, Fault> {
+        let handoff = match (&plan.prefill, unused) {
+            (None, _) => None,
+            (Some(_), Some(unused)) if plan.decision.prefilled => Some(unused),
+            (Some(rank), _) => Some(self.prefill_leg(rank).await?),
+        };
+        plan.booking.prefill_done();
+        let sent = Instant::now();
+        let leg = if handoff.is_some() { Leg::Decode } else { Leg::Local };
+        let response = self.last_leg(leg, &plan.rank, handoff).await?;
+        let fault = |cause| Fault::new(leg, &plan.rank, cause);
+        let (head, body) = response.into_parts();
+        if is_event_stream(&head.headers) {
+            let limit = self.router.settings.limits.max_reply_bytes.get();
+            let opened = relay::open(body, self.patience, limit).await.map_err(fault)?;
+            let (reply, run) = self.begin_reply(&head, plan, sent, ticket);
+            return Ok(reply.map(|()| Either::Right(Relay::stream(opened, run, self.patience))));
+        }
+        if self.request.api() == Api::Other {
+            let (reply, run) = self.begin_reply(&head, plan, sent, ticket);
+            return Ok(reply.map(|()| Either::Right(Relay::plain(body, run, self.patience))));
+        }
+        let bytes = self.read_whole(body).await.map_err(fault)?;
+        let (reply, mut run) = self.begin_reply(&head, plan, sent, ticket);
+        if let Some(usage) = sse::read_usage(&bytes) {
+            run.usage(usage);
+        }
+        run.end(End::Finished, None);
+        Ok(reply.map(|()| Either::Left(Full::new(bytes))))
+    }
+
+    /// Has a prompt computed on a prefill worker.
+    async fn prefill_leg(&self, rank: &Rank) -> Result<Unused, Fault> {
+        let fault = |cause| Fault::new(Leg::Prefill, rank, cause);
+        let dialect = rank.worker.dialect();
+        let Some(leg) = dialect.prefill_leg(&self.request, &self.context(rank)) else {
+            return Err(fault(Cause::Protocol));
+        };
+        let sent = Instant::now();
+        let timeouts = &self.router.settings.timeouts;
+        let limit = self.router.settings.limits.max_reply_bytes.get();
+        let exchange = async {
+            let response = self.send(rank, leg, timeouts.prefill).await?;
+            let (head, body) = response.into_parts();
+            Ok((head, read(body, limit).await?))
+        };
+        let until = self.patience.deadline.min((sent + timeouts.prefill).into());
+        let (head, bytes) = match tokio::time::timeout_at(until, exchange).await {
+            Ok(exchanged) => exchanged.map_err(fault)?,
+            Err(_elapsed) => return Err(fault(Cause::Timeout)),
+        };
+        self.router.metrics.leg_took(Leg::Prefill.as_str(), sent.elapsed());
+        let exact = self.prompt.exact().map(|ids| ids.len());
+        let exact = exact.and_then(|tokens| u32::try_from(tokens).ok());
+        let unused = |handoff| {
+            let (group, upstream) = (Arc::clone(&self.group), self.router.upstream.clone());
+            Unused::new(handoff, rank.clone(), group, upstream, self.model.clone())
+        };
+        match dialect.read_prefill(head.status.as_u16(), &bytes, exact) {
+            Prefill::Handoff(handoff) => {
+                run::answered(&self.group, rank);
+                sight::place(&self.group, rank, &self.prompt, &self.scope);
+                Ok(unused(handoff))
+            }
+            Prefill::ClientError(status) => Err(Fault {
+                answer: Some(passed_on(&head.headers, status, bytes)),
+                ..fault(Cause::Status(status))
+            }),
+            Prefill::Failed(failure, left) => {
+                // Dropped, and so released: nobody will decode from it.
+                drop(left.map(unused));
+                Err(fault(cause_of(failure)))
+            }
+        }
+    }
+
+    /// Sends the leg whose answer is the client's, and reads the answer's head.
+    async fn last_leg(
+        &self,
+        leg: Leg,
+        rank: &Rank,
+        handoff: Option<Unused>,
+    ) -> Result<Response<Incoming>, Fault> {
+        let fault = |cause| Fault::new(leg, rank, cause);
+        let dialect = rank.worker.dialect();
+        let context = self.context(rank);
+        let request = match &handoff {
+            None => dialect.local_leg(&self.request, &context),
+            Some(unused) => match unused.get() {
+                Some(handoff) => dialect.decode_leg(&self.request, handoff, &context),
+                None => return Err(fault(Cause::Expired)),
+            },
+        };
+        let wait = self.head_wait();
+        let response = match self.send(rank, request, wait).await {
+            Ok(response) => response,
+            // Nothing was sent, so the hand-off is as good as before.
+            Err(cause @ Cause::Connect) => return Err(Fault { unused: handoff, ..fault(cause) }),
+            Err(cause) => {
+                handoff.map(Unused::used);
+                return Err(fault(cause));
+            }
+        };
+        handoff.map(Unused::used);
+        let status = response.status().as_u16();
+        match dialect::verdict(status) {
+            Verdict::Ok => Ok(response),
+            Verdict::Failed(failure) => Err(fault(cause_of(failure))),
+            Verdict::Client(status) => {
+                let (head, body) = response.into_parts();
+                let bytes = self.read_whole(body).await.map_err(fault)?;
+                let answer = Some(passed_on(&head.headers, status, bytes));
+                Err(Fault { answer, ..fault(Cause::Status(status)) })
+            }
+        }
+    }
+
+    /// How long the head of the last leg's answer may take: a reply that is no stream begins when
+    /// all of it is done.
+    fn head_wait(&self) -> std::time::Duration {
+        let left = self.patience.deadline.saturating_duration_since(tokio::time::Instant::now());
+        if self.request.body().stream() {
+            left.min(self.router.settings.timeouts.first_byte)
+        } else {
+            left
+        }
+    }
+
+    fn context(&self, rank: &Rank) -> LegContext<'_> {
+        LegContext { request_id: &self.id, prompt_ids: None, rank: rank.rank }
+    }
+
+    async fn send(
+        &self,
+        rank: &Rank,
+        leg: LegRequest,
+        wait: std::time::Duration,
+    ) -> Result<Response<Incoming>, Cause> {
+        let uri = rank.worker.uri(&self.path).map_err(|_| Cause::Protocol)?;
+        let mut headers = self.headers.clone();
+        headers::add(&mut headers, &leg.headers);
+        rank.worker.authorize(&mut headers);
+        self.router.upstream.post(uri, headers, leg.body, wait).await
+    }
+
+    /// Reads a reply that is no stream, so that one that breaks off can still be made good.
+    async fn read_whole(&self, body: Incoming) -> Result<Bytes, Cause> {
+        let limit = self.router.settings.limits.max_reply_bytes.get();
+        tokio::time::timeout_at(self.patience.deadline, read(body, limit))
+            .await
+            .unwrap_or(Err(Cause::Timeout))
+    }
+
+    /// The head of the client's reply, and the run that its end settles.
+    fn begin_reply(
+        &self,
+        head: &http::response::Parts,
+        plan: Plan,
+        sent: Instant,
+        ticket: &mut Option<Ticket>,
+    ) -> (Response<()>, Run) {
+        let mut reply = Response::new(());
+        *reply.status_mut() = head.status;
+        *reply.headers_mut() = headers::passed(&head.headers);
+        if self.router.settings.response_headers {
+            report::mark(reply.headers_mut(), &plan.decision, &plan.rank);
+        }
+        let Plan { decision, booking, rank, .. } = plan;
+        let work = run::Work {
+            router: Arc::clone(&self.router),
+            group: Arc::clone(&self.group),
+            prompt: self.prompt.clone(),
+            scope: self.scope.clone(),
+        };
+        (reply, Run::new(work, decision, booking, rank, ticket.take(), sent))
+    }
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|value| value.trim_start().starts_with("text/event-stream"))
+}
+
+/// An engine's refusal, as it stands.
+fn passed_on(from: &HeaderMap, status: u16, bytes: Bytes) -> Reply {
+    let mut reply = Response::new(Either::Left(Full::new(bytes)));
+    *reply.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
+    *reply.headers_mut() = headers::passed(from);
+    reply
+}
+
+fn cause_of(failure: Failure) -> Cause {
+    match failure {
+        Failure::Overload(status) => Cause::Overload(status),
+        Failure::Server(status) => Cause::Status(status),
+        Failure::Protocol(_) => Cause::Protocol,
+    }
+}

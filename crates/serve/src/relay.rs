@@ -1,0 +1,254 @@
+//! A reply passing from an engine to its client, watched but not altered.
+//!
+//! Invariants: bytes go out in the order they came, whole events at a time; dropping the relay (the
+//! client left) drops the engine's connection and settles the booking; a stream that breaks ends
+//! with an error event, never silently and never with `[DONE]`; at most one event is held back.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use pointsman_brain::{Cause, End};
+use pointsman_wire::openai::ApiError;
+use pointsman_wire::sse::{self, Hold, Watch};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::run::Run;
+
+/// The longest event that is kept together; a longer one passes in pieces.
+const MAX_EVENT_BYTES: usize = 1024 * 1024;
+
+/// An engine's reply on its way.
+pub(crate) struct Relay {
+    body: Incoming,
+    out: VecDeque<Bytes>,
+    /// The beginning of an event whose end has not come yet.
+    partial: BytesMut,
+    watch: Option<Watch>,
+    run: Option<Run>,
+    timer: Pin<Box<Sleep>>,
+    idle: Duration,
+    deadline: Instant,
+}
+
+/// Bounds on a reply's time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Silence within the stream.
+    pub(crate) idle: Duration,
+    /// The end of the whole request.
+    pub(crate) deadline: Instant,
+}
+
+/// A stream up to its first content.
+pub(crate) struct Opened {
+    held: VecDeque<Bytes>,
+    watch: Watch,
+    body: Incoming,
+}
+
+/// Reads a stream up to its first content, so that whatever fails before can still be made good.
+pub(crate) async fn open(
+    mut body: Incoming,
+    patience: Patience,
+    limit: usize,
+) -> Result<Opened, Cause> {
+    use http_body_util::BodyExt;
+    let mut watch = Watch::new();
+    let (mut held, mut bytes) = (VecDeque::new(), 0);
+    while watch.hold() == Hold::Hold && bytes < limit {
+        let until = patience.deadline.min(Instant::now() + patience.idle);
+        let frame = match tokio::time::timeout_at(until, body.frame()).await {
+            Err(_elapsed) => return Err(Cause::Timeout),
+            Ok(None | Some(Err(_))) => return Err(Cause::Cut),
+            Ok(Some(Ok(frame))) => frame,
+        };
+        if let Ok(data) = frame.into_data() {
+            watch.feed(&data);
+            bytes += data.len();
+            held.push_back(data);
+        }
+    }
+    match watch.hold() {
+        Hold::Error => Err(Cause::Status(500)),
+        Hold::Hold | Hold::Release => Ok(Opened { held, watch, body }),
+    }
+}
+
+impl Relay {
+    /// Goes on with an opened event stream.
+    pub(crate) fn stream(opened: Opened, mut run: Run, patience: Patience) -> Relay {
+        run.first_token(opened.watch.tokens());
+        let mut relay = Relay::over(opened.body, run, patience);
+        for chunk in opened.held {
+            relay.pass(chunk);
+        }
+        relay.watch = Some(opened.watch);
+        relay
+    }
+
+    /// Passes on a body of any other kind.
+    pub(crate) fn plain(body: Incoming, run: Run, patience: Patience) -> Relay {
+        Relay::over(body, run, patience)
+    }
+
+    fn over(body: Incoming, run: Run, patience: Patience) -> Relay {
+        let Patience { idle, deadline } = patience;
+        Relay {
+            body,
+            out: VecDeque::new(),
+            partial: BytesMut::new(),
+            watch: None,
+            run: Some(run),
+            timer: Box::pin(sleep_until(deadline.min(Instant::now() + idle))),
+            idle,
+            deadline,
+        }
+    }
+
+    /// Queues what of a chunk ends whole events, and keeps the rest.
+    fn pass(&mut self, chunk: Bytes) {
+        let whole = events_end(&chunk);
+        if self.partial.is_empty() && whole == chunk.len() {
+            self.out.push_back(chunk);
+            return;
+        }
+        if whole == 0 && self.partial.len() + chunk.len() < MAX_EVENT_BYTES {
+            // The boundary itself may have been cut in two.
+            self.partial.extend_from_slice(&chunk);
+            let whole = events_end(&self.partial);
+            if whole > 0 {
+                self.out.push_back(self.partial.split_to(whole).freeze());
+            }
+            return;
+        }
+        if !self.partial.is_empty() {
+            self.out.push_back(self.partial.split().freeze());
+        }
+        let whole = if whole == 0 { chunk.len() } else { whole };
+        self.partial.extend_from_slice(&chunk[whole..]);
+        self.out.push_back(chunk.slice(..whole));
+    }
+
+    fn received(&mut self, chunk: Bytes) {
+        let now = Instant::now();
+        self.timer.as_mut().reset(self.deadline.min(now + self.idle));
+        let Some(watch) = &mut self.watch else {
+            self.out.push_back(chunk);
+            return;
+        };
+        let seen = watch.feed(&chunk);
+        if let Some(run) = &mut self.run {
+            run.streamed(seen.content_events, watch.tokens());
+        }
+        self.pass(chunk);
+    }
+
+    /// The engine's side has ended, well or not.
+    fn ended(&mut self, broken: Option<Cause>) {
+        let Some(mut run) = self.run.take() else { return };
+        let Some(watch) = &mut self.watch else {
+            return run.end(if broken.is_some() { End::Failed } else { End::Finished }, broken);
+        };
+        if let Some(usage) = watch.usage() {
+            run.usage(usage);
+        }
+        let end = watch.finish();
+        if end == sse::End::Cut || broken == Some(Cause::Timeout) {
+            let cause = broken.unwrap_or(Cause::Cut);
+            self.partial.clear();
+            self.out.push_back(broken_off(cause, &run).event());
+            return run.end(End::Failed, Some(cause));
+        }
+        if !self.partial.is_empty() {
+            self.out.push_back(self.partial.split().freeze());
+        }
+        let end = if end == sse::End::Clean { End::Finished } else { End::Failed };
+        run.end(end, None);
+    }
+}
+
+fn broken_off(cause: Cause, run: &Run) -> ApiError {
+    let status = if cause == Cause::Timeout { 504 } else { 502 };
+    ApiError::new(
+        status,
+        format!(
+            "the reply broke off: worker `{}` {cause} after {} tokens; send the request again",
+            run.worker(),
+            run.tokens(),
+        ),
+    )
+}
+
+/// Where the last whole event of some bytes ends; 0 if none does.
+fn events_end(bytes: &[u8]) -> usize {
+    if bytes.ends_with(b"\n\n") {
+        return bytes.len();
+    }
+    let lf = memchr::memmem::rfind(bytes, b"\n\n").map(|at| at + 2);
+    let crlf = memchr::memmem::rfind(bytes, b"\r\n\r\n").map(|at| at + 4);
+    lf.max(crlf).unwrap_or(0)
+}
+
+impl Body for Relay {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(chunk) = this.out.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            }
+            if this.run.is_none() {
+                return Poll::Ready(None);
+            }
+            match Pin::new(&mut this.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        this.received(data);
+                    }
+                }
+                Poll::Ready(None) => this.ended(None),
+                Poll::Ready(Some(Err(_))) => this.ended(Some(Cause::Cut)),
+                Poll::Pending => {
+                    if this.timer.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                    this.ended(Some(Cause::Timeout));
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.run.is_none() && self.out.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::events_end;
+
+    #[test]
+    fn whole_events_end_at_the_last_blank_line() {
+        for (bytes, end) in [
+            (&b"data: 1\n\n"[..], 9),
+            (b"data: 1\n\ndata: 2", 9),
+            (b"data: 1\r\n\r\ndata", 11),
+            (b"data: 1\n", 0),
+            (b"", 0),
+            (b"a\n\nb\r\n\r\nc", 8),
+        ] {
+            assert_eq!(events_end(bytes), end, "{bytes:?}");
+        }
+    }
+}

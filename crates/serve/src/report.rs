@@ -1,0 +1,122 @@
+//! What the outside sees of a request: counters, the decision's log line, reply headers, and the
+//! words of refusals.
+
+use std::fmt::Write as _;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use pointsman_brain::{Decision as Decided, Flag, Ladder, NoPath};
+
+use crate::error::{Refusal, Reply};
+use crate::fleet::{Group, Rank};
+use crate::headers;
+use crate::life::Life;
+use crate::metrics::{Answer, Decision, Guard, Shadow, Signal};
+use crate::router::Router;
+
+/// The label of an endpoint; few, so that clients cannot make up series.
+pub(crate) fn endpoint(uri: &Uri) -> &'static str {
+    match uri.path() {
+        "/v1/chat/completions" => "chat",
+        "/v1/completions" => "completions",
+        "/v1/embeddings" => "embeddings",
+        _ => "other",
+    }
+}
+
+/// Counts a reply that is passed on.
+pub(crate) fn answered(life: &Life, endpoint: &'static str, reply: Reply) -> Reply {
+    count(&life.router, endpoint, life.group.name(), reply.status().as_u16());
+    reply
+}
+
+/// Counts a refusal and makes it a reply.
+pub(crate) fn refused(
+    router: &Router,
+    endpoint: &'static str,
+    group: Option<&Group>,
+    refusal: &Refusal,
+) -> Reply {
+    count(router, endpoint, group.map_or("", Group::name), refusal.error.status);
+    refusal.reply()
+}
+
+fn count(router: &Router, endpoint: &'static str, model: &str, status: u16) {
+    let labels = Answer { model: model.to_owned(), endpoint, status };
+    router.metrics.requests.get_or_create(&labels).inc();
+}
+
+/// Counts a request that a limit kept out.
+pub(crate) fn limit(router: &Router, limit: &'static str) {
+    router.metrics.requests_refused.get_or_create(&Signal { signal: limit }).inc();
+}
+
+/// Counts and logs one decision.
+pub(crate) fn decision(life: &Life, decision: &Decided) {
+    let metrics = &life.router.metrics;
+    let model = || life.group.name().to_owned();
+    let path = decision.path.as_str();
+    let reason = decision.why.as_str();
+    let labels = Decision { model: model(), path, policy: decision.policy, reason };
+    metrics.decisions.get_or_create(&labels).inc();
+    metrics.effective_isl_tokens.observe(f64::from(decision.prefill_tokens));
+    for guard in decision.vetoes.iter() {
+        metrics.guard_vetoes.get_or_create(&Guard { guard: guard.as_str() }).inc();
+    }
+    for signal in decision.fallbacks.iter() {
+        metrics.fallbacks.get_or_create(&Signal { signal: signal.as_str() }).inc();
+    }
+    for (policy, path) in life.group.shadows.iter().zip(decision.shadows.iter()) {
+        let labels = Shadow { model: model(), policy, path: path.as_str() };
+        metrics.shadow_decisions.get_or_create(&labels).inc();
+    }
+    tracing::debug!(
+        request = life.id,
+        model = life.model,
+        path,
+        reason,
+        because = %decision.why,
+        policy = decision.policy,
+        isl_tokens = decision.isl_tokens,
+        effective_isl_tokens = decision.effective_isl_tokens,
+        prefill = life.worker(decision.prefill),
+        decode = life.worker(Some(decision.decode)),
+        guards = ?decision.vetoes,
+        fallbacks = ?decision.fallbacks,
+        "decided"
+    );
+}
+
+/// Puts the decision into a reply's headers.
+pub(crate) fn mark(to: &mut HeaderMap, decision: &Decided, rank: &Rank) {
+    let fixed = |to: &mut HeaderMap, name: HeaderName, value: &'static str| {
+        to.insert(name, HeaderValue::from_static(value));
+    };
+    fixed(to, headers::PATH, decision.path.as_str());
+    fixed(to, headers::REASON, decision.why.as_str());
+    if let Ok(value) = HeaderValue::from_str(rank.worker.name()) {
+        to.insert(headers::WORKER, value);
+    }
+}
+
+/// The refusal of a request that no plan fits.
+pub(crate) fn no_path(life: &Life, no_path: &NoPath) -> Refusal {
+    if no_path.is_request_fault() {
+        return Refusal::new(400, no_path.to_string());
+    }
+    tracing::warn!(request = life.id, model = life.model, reason = no_path.as_str(), "{no_path}");
+    Refusal::new(503, format!("model `{}`: {no_path}; try again later", life.model))
+        .retry_after(life.router.settings.limits.retry_after)
+}
+
+/// The refusal of a request that every try has failed.
+pub(crate) fn gave_up(life: &Life, ladder: &Ladder) -> Refusal {
+    let mut message = format!("model `{}`: every try failed:", life.model);
+    for (i, attempt) in ladder.causes().iter().enumerate() {
+        let separator = if i == 0 { "" } else { ";" };
+        let (leg, worker) = (attempt.leg.as_str(), life.worker(Some(attempt.slot)));
+        let _infallible =
+            write!(message, "{separator} {leg} worker `{}` {}", worker.unwrap_or("?"), attempt.cause);
+    }
+    tracing::warn!(request = life.id, model = life.model, "{message}");
+    Refusal::new(503, message).retry_after(life.router.settings.limits.retry_after)
+}

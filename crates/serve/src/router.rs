@@ -1,0 +1,156 @@
+//! The router as a whole: what every request and every background task shares.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pointsman_brain::Condition;
+use pointsman_config::{Settings, Worker as WorkerSettings};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::admission::Gate;
+use crate::fleet::{AddError, Fleet, Group, Rank, Worker};
+use crate::metrics::{ByWorker, GroupReading, Metrics, WorkerReading};
+use crate::upstream::Upstream;
+use crate::{events, watch};
+
+/// What every request and every background task shares.
+pub(crate) struct Router {
+    pub(crate) settings: Settings,
+    pub(crate) fleet: Fleet,
+    pub(crate) upstream: Upstream,
+    pub(crate) metrics: Metrics,
+    pub(crate) gate: Gate,
+    pub(crate) tasks: TaskTracker,
+    /// Cancelled when the process is to end.
+    pub(crate) stop: CancellationToken,
+    draining: AtomicBool,
+}
+
+impl Router {
+    pub(crate) fn new(settings: Settings, fleet: Fleet) -> Router {
+        Router {
+            upstream: Upstream::new(
+                settings.upstream.max_idle_per_worker,
+                settings.upstream.idle,
+                settings.timeouts.connect,
+            ),
+            metrics: Metrics::new(),
+            gate: Gate::new(settings.limits.max_in_flight.get()),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            draining: AtomicBool::new(false),
+            settings,
+            fleet,
+        }
+    }
+
+    /// Whether the router takes no further requests.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds every worker that the configuration names.
+    pub(crate) fn add_configured_workers(self: &Arc<Self>) -> Result<(), AddError> {
+        for group in &self.fleet.groups {
+            for worker in &group.settings.workers {
+                self.add_worker(group, worker.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends every background task.
+    pub(crate) async fn end(&self) {
+        for group in &self.fleet.groups {
+            for worker in group.roster.load().workers() {
+                worker.gone.cancel();
+            }
+        }
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Adds a worker and starts what keeps the router informed of it.
+    pub(crate) fn add_worker(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        settings: WorkerSettings,
+    ) -> Result<Arc<Worker>, AddError> {
+        let worker = group.add(settings, self.settings.kv.approximate)?;
+        let task = watch::watch(Arc::clone(self), Arc::clone(group), Arc::clone(&worker));
+        self.tasks.spawn(task);
+        if let pointsman_config::KvEvents::At(stream) = &worker.settings.kv_events {
+            self.follow(group, &worker, stream);
+        }
+        Ok(worker)
+    }
+
+    /// Subscribes to the KV events of each rank of a worker.
+    pub(crate) fn follow(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        worker: &Arc<Worker>,
+        stream: &pointsman_config::KvStream,
+    ) {
+        let roster = group.roster.load();
+        for (shift, slot) in (0_u16..).zip(&worker.slots) {
+            let Some(rank) = roster.get(*slot) else { continue };
+            let stream = events::of_rank(stream, shift);
+            let task = events::follow(Arc::clone(self), Arc::clone(group), rank.clone(), stream);
+            self.tasks.spawn(task);
+        }
+    }
+
+    /// Removes a worker; requests on it run to their end.
+    pub(crate) fn remove_worker(&self, group: &Group, name: &str) -> Option<Arc<Worker>> {
+        let worker = group.remove(name)?;
+        self.fleet.rename();
+        Some(worker)
+    }
+
+    /// The text of `/metrics`.
+    pub(crate) fn metrics_text(&self) -> String {
+        let workers = self.fleet.groups.iter().flat_map(|group| worker_readings(group));
+        let groups = self.fleet.groups.iter().map(|group| group_reading(group));
+        self.metrics.text(workers.collect::<Vec<_>>(), groups.collect::<Vec<_>>())
+    }
+}
+
+fn worker_readings(group: &Group) -> Vec<WorkerReading> {
+    let roster = group.roster.load();
+    let brain = group.brain();
+    let reading = |rank: &Rank, view: &pointsman_brain::WorkerView| WorkerReading {
+        labels: labels(group, rank),
+        up: view.condition == Condition::Up,
+        active_requests: u64::from(view.load.active),
+        reserved_prefill_tokens: view.load.prefill_tokens,
+        reserved_kv_blocks: view.load.kv_blocks,
+        kv_usage: view.reading.kv_usage.map(pointsman_brain::Share::get),
+        index_blocks: group.reader.blocks(pointsman_kv::Slot(rank.slot.0)),
+        index_stale: rank.worker.is_stale(rank.slot),
+    };
+    brain.workers().filter_map(|view| Some(reading(roster.get(view.slot)?, &view))).collect()
+}
+
+/// The labels of a worker rank's metrics.
+pub(crate) fn labels(group: &Group, rank: &Rank) -> ByWorker {
+    ByWorker {
+        model: group.name().to_owned(),
+        worker: rank.worker.name().to_owned(),
+        rank: rank.rank.unwrap_or(0),
+    }
+}
+
+fn group_reading(group: &Group) -> GroupReading {
+    let token_cache_bytes = match &group.tokenizer {
+        crate::prompt::Tokenizer::Local(model) => model.cache_stats().bytes,
+        _ => 0,
+    };
+    let labels = crate::metrics::ByModel { model: group.name().to_owned() };
+    GroupReading { labels, live_bookings: group.brain().live_bookings() as u64, token_cache_bytes }
+}

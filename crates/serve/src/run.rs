@@ -1,0 +1,144 @@
+//! One plan being carried out: its booking, its clocks, and what is counted at each of its turns.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pointsman_brain::{Cause, Decision, End, HealthEvent, Leg, Path};
+use pointsman_wire::sse::Usage;
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::admission::Ticket;
+use crate::booking::Booking;
+use crate::fleet::{Group, Rank};
+use crate::metrics::{ByPath, LegFailure};
+use crate::prompt::Prompt;
+use crate::router::Router;
+use crate::sight::{self, Scope};
+
+/// What a plan is carried out for.
+pub(crate) struct Work {
+    pub(crate) router: Arc<Router>,
+    pub(crate) group: Arc<Group>,
+    pub(crate) prompt: Prompt,
+    pub(crate) scope: Scope,
+}
+
+/// A plan whose reply has begun.
+pub(crate) struct Run {
+    work: Work,
+    decision: Decision,
+    booking: Booking,
+    rank: Rank,
+    ticket: Option<Ticket>,
+    leg_started: Instant,
+    itl: Histogram,
+    last_token: Option<Instant>,
+    tokens: u64,
+}
+
+impl Run {
+    pub(crate) fn new(
+        work: Work,
+        decision: Decision,
+        booking: Booking,
+        rank: Rank,
+        ticket: Option<Ticket>,
+        leg_started: Instant,
+    ) -> Run {
+        let path = ByPath { path: decision.path.as_str() };
+        let itl = work.router.metrics.itl_seconds.get_or_create(&path).clone();
+        let (last_token, tokens) = (None, 0);
+        Run { work, decision, booking, rank, ticket, leg_started, itl, last_token, tokens }
+    }
+
+    /// The worker that streams.
+    pub(crate) fn worker(&self) -> &str {
+        self.rank.worker.name()
+    }
+
+    /// Tokens so far.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// The first content came: the prompt is computed.
+    pub(crate) fn first_token(&mut self, tokens: u64) {
+        let now = Instant::now();
+        self.booking.first_token();
+        self.last_token = Some(now);
+        self.tokens = tokens;
+        let path = ByPath { path: self.decision.path.as_str() };
+        let Some(ticket) = &self.ticket else { return };
+        let ttft = now.duration_since(ticket.started()).as_secs_f64();
+        self.work.router.metrics.ttft_seconds.get_or_create(&path).observe(ttft);
+    }
+
+    /// More content came: `events` of them, `tokens` altogether.
+    pub(crate) fn streamed(&mut self, events: u32, tokens: u64) {
+        self.tokens = tokens;
+        if events == 0 {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(last) = self.last_token.replace(now) {
+            // Events that arrive together share the wait for them.
+            let gap = now.duration_since(last).as_secs_f64() / f64::from(events);
+            for _ in 0..events {
+                self.itl.observe(gap);
+            }
+        }
+        self.booking.progress(tokens);
+    }
+
+    /// The engine's own count.
+    pub(crate) fn usage(&mut self, usage: Usage) {
+        self.tokens = usage.completion_tokens;
+    }
+
+    /// The last leg has ended; `cause` if its worker is to blame.
+    pub(crate) fn end(self, end: End, cause: Option<Cause>) {
+        let Work { router, group, prompt, scope } = &self.work;
+        let leg = if self.decision.path == Path::Remote { Leg::Decode } else { Leg::Local };
+        router.metrics.leg_took(leg.as_str(), self.leg_started.elapsed());
+        if let Some(cause) = cause {
+            failed(router, group, leg, &self.rank, cause);
+        } else if end == End::Finished {
+            answered(group, &self.rank);
+            sight::place(group, &self.rank, prompt, scope);
+        }
+        self.booking.end(end);
+    }
+}
+
+/// A leg was answered as it should be.
+pub(crate) fn answered(group: &Group, rank: &Rank) {
+    health(group, rank, HealthEvent::Answered);
+}
+
+/// A leg failed: counted, held against the worker, and logged.
+pub(crate) fn failed(router: &Router, group: &Group, leg: Leg, rank: &Rank, cause: Cause) {
+    let labels = LegFailure { leg: leg.as_str(), cause: cause.as_str() };
+    router.metrics.leg_failures.get_or_create(&labels).inc();
+    tracing::warn!(
+        model = group.name(),
+        worker = rank.worker.name(),
+        leg = leg.as_str(),
+        "the worker {cause}"
+    );
+    health(group, rank, HealthEvent::Failed(cause));
+}
+
+/// Tells the brain what was seen of a worker's health.
+pub(crate) fn health(group: &Group, rank: &Rank, event: HealthEvent) {
+    let change = group.brain().observe(rank.slot, event, group.now());
+    if let Some(change) = change {
+        tracing::warn!(
+            model = group.name(),
+            worker = rank.worker.name(),
+            rank = rank.rank.unwrap_or(0),
+            from = ?change.from,
+            to = ?change.to,
+            "a worker's health changed"
+        );
+    }
+}

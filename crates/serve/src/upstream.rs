@@ -1,0 +1,99 @@
+//! HTTP to the engines: one pooled client for all of them, and what went wrong in the ladder's words.
+//!
+//! Invariants: every wait has a bound; dropping a future or a body closes its connection, which is
+//! how an engine learns that nobody listens any more. Not here: which worker is asked, and retries.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use pointsman_brain::Cause;
+
+/// The client of all engines.
+#[derive(Clone)]
+pub(crate) struct Upstream {
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+/// How often an idle TCP connection to an engine is probed.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
+
+impl Upstream {
+    /// A client that keeps `idle_connections` per engine, each unused at most for `idle`.
+    pub(crate) fn new(idle_connections: usize, idle: Duration, connect: Duration) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(connect));
+        connector.set_keepalive(Some(TCP_KEEPALIVE));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(idle)
+            .pool_max_idle_per_host(idle_connections)
+            .build(connector);
+        Upstream { client }
+    }
+
+    /// Sends a JSON body and waits for the head of the reply, at most `wait`.
+    pub(crate) async fn post(
+        &self,
+        uri: Uri,
+        mut headers: HeaderMap,
+        body: Bytes,
+        wait: Duration,
+    ) -> Result<Response<Incoming>, Cause> {
+        headers
+            .entry(header::CONTENT_TYPE)
+            .or_insert(HeaderValue::from_static("application/json"));
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers;
+        self.send(request, wait).await
+    }
+
+    /// Asks for a small document, such as `/health` or `/metrics`, and reads it whole.
+    pub(crate) async fn get(
+        &self,
+        uri: Uri,
+        headers: HeaderMap,
+        wait: Duration,
+        limit: usize,
+    ) -> Result<(u16, Bytes), Cause> {
+        let mut request = Request::new(Full::new(Bytes::new()));
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers;
+        let exchange = async {
+            let response = self.send(request, wait).await?;
+            let status = response.status().as_u16();
+            Ok((status, read(response.into_body(), limit).await?))
+        };
+        tokio::time::timeout(wait, exchange).await.unwrap_or(Err(Cause::Timeout))
+    }
+
+    async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+        wait: Duration,
+    ) -> Result<Response<Incoming>, Cause> {
+        match tokio::time::timeout(wait, self.client.request(request)).await {
+            Err(_elapsed) => Err(Cause::Timeout),
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) if error.is_connect() => Err(Cause::Connect),
+            Ok(Err(_)) => Err(Cause::Cut),
+        }
+    }
+}
+
+/// Reads a body whole, at most `limit` bytes of it.
+pub(crate) async fn read(body: Incoming, limit: usize) -> Result<Bytes, Cause> {
+    match Limited::new(body, limit).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Cause::Protocol),
+        Err(_) => Err(Cause::Cut),
+    }
+}

@@ -1,0 +1,220 @@
+//! Keeping an eye on one worker: health checks, what it says of itself, and its load.
+//!
+//! Invariant: one slow worker holds up nothing but its own task. Each fact is learned again whenever
+//! the worker comes back, because another engine may stand behind the same URL by then.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use http::HeaderMap;
+use pointsman_brain::{HealthEvent, Reading, Share};
+use pointsman_config::{Engine, KvEvents, KvStream, SocketMode};
+use pointsman_wire::{discovery, load};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::fleet::{Group, Learned, Worker};
+use crate::router::Router;
+use crate::run;
+
+/// Bytes of a health answer or model list that are read.
+const SMALL_REPLY_BYTES: usize = 1024 * 1024;
+
+/// Bytes of an engine's `/metrics` that are read.
+const METRICS_REPLY_BYTES: usize = 8 * 1024 * 1024;
+
+/// Pause between two looks at whether all workers have been checked.
+const FIRST_LOOK_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// Watches a worker until it is removed.
+pub(crate) async fn watch(router: Arc<Router>, group: Arc<Group>, worker: Arc<Worker>) {
+    let gone = worker.gone.clone();
+    let watching = Watching { router, group, worker, up: false, followed: None };
+    tokio::select! {
+        () = gone.cancelled() => {}
+        () = watching.run() => {}
+    }
+}
+
+struct Watching {
+    router: Arc<Router>,
+    group: Arc<Group>,
+    worker: Arc<Worker>,
+    up: bool,
+    /// The event sockets that the engine told, once it has.
+    followed: Option<KvStream>,
+}
+
+impl Watching {
+    async fn run(mut self) {
+        let mut check = interval(self.router.settings.health.interval);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut scraped: Option<Instant> = None;
+        loop {
+            check.tick().await;
+            let passed = self.check().await;
+            if passed && !self.up {
+                self.discover().await;
+            }
+            self.up = passed;
+            let due = match (self.router.settings.scrape_interval, scraped) {
+                (None, _) => false,
+                (Some(_), None) => true,
+                (Some(pause), Some(last)) => last.elapsed() >= pause,
+            };
+            if passed && due && self.worker.settings.engine == Engine::Vllm {
+                scraped = Some(Instant::now());
+                self.scrape().await;
+            }
+            self.worker.seen.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks once whether the worker is alive. One that has never been is down at the first failure.
+    async fn check(&mut self) -> bool {
+        let path = self.router.settings.health.path.to_string();
+        let status = self.get(&path, SMALL_REPLY_BYTES).await.map(|(status, _)| status);
+        let passed = match self.worker.settings.engine {
+            Engine::Vllm => status.is_some_and(|status| status < 300),
+            // Such a server need not have the path; it has to answer.
+            Engine::OpenAi => status.is_some_and(|status| status < 500),
+        };
+        let first = !self.worker.seen.load(Ordering::Relaxed);
+        let failures = self.group.brain().settings().breaker.failed_checks.max(1);
+        let (event, times) = match (passed, first) {
+            (true, _) => (HealthEvent::CheckPassed, 1),
+            (false, true) => (HealthEvent::CheckFailed, failures),
+            (false, false) => (HealthEvent::CheckFailed, 1),
+        };
+        let roster = self.group.roster.load();
+        for rank in self.worker.slots.iter().filter_map(|slot| roster.get(*slot)) {
+            for _ in 0..times {
+                run::health(&self.group, rank, event);
+            }
+        }
+        passed
+    }
+
+    /// Learns what the worker says of itself.
+    async fn discover(&mut self) {
+        let mut learned = Learned::clone(&self.worker.learned.load());
+        if let Some(body) = self.document("/v1/models").await {
+            match discovery::models(&body) {
+                Ok(models) => learned.models = models,
+                Err(error) => self.complain(&error),
+            }
+        }
+        if self.worker.settings.engine == Engine::Vllm {
+            if let Some(body) = self.document("/version").await {
+                learned.version = discovery::version(&body).ok();
+            }
+            if self.worker.settings.kv_events == KvEvents::Auto {
+                learned.publishes_events = self.find_events().await;
+            }
+        }
+        self.learn(learned);
+        self.router.fleet.rename();
+    }
+
+    /// Follows the event sockets that the engine tells; whether there are any.
+    async fn find_events(&mut self) -> bool {
+        let Some(body) = self.document("/kv_event_sources").await else {
+            return self.followed.is_some();
+        };
+        let sources = match discovery::event_sources(&body) {
+            Ok(sources) => sources,
+            Err(error) => {
+                self.complain(&error);
+                return false;
+            }
+        };
+        let Some(first) = sources.iter().find(|source| source.rank == 0) else { return false };
+        let host = self.worker.settings.url.host().unwrap_or_default();
+        let Some(stream) = reachable(first, host) else {
+            tracing::warn!(
+                model = self.group.name(),
+                worker = self.worker.name(),
+                endpoint = first.endpoint,
+                "the worker connects out to publish its KV events; set `kv_events` with `mode: bind`"
+            );
+            return false;
+        };
+        if self.followed.as_ref() != Some(&stream) {
+            self.router.follow(&self.group, &self.worker, &stream);
+            self.followed = Some(stream);
+        }
+        true
+    }
+
+    /// Reads the worker's load, capacity and block size.
+    async fn scrape(&mut self) {
+        let Some((200, body)) = self.get("/metrics", METRICS_REPLY_BYTES).await else { return };
+        let text = String::from_utf8_lossy(&body);
+        let mut learned = Learned::clone(&self.worker.learned.load());
+        for (rank, slot) in (0_u32..).zip(&self.worker.slots) {
+            let load = load::read_vllm(&text, rank);
+            let whole = |value: Option<f64>| value.map(|value| value as u32);
+            let reading = Reading {
+                kv_usage: load.kv_usage.and_then(Share::clamped),
+                capacity_blocks: load.num_gpu_blocks,
+                running: whole(load.running),
+                waiting: whole(load.waiting),
+            };
+            self.group.brain().reading(*slot, reading, self.group.now());
+            learned.block_size = load.block_size.and_then(NonZeroU32::new).or(learned.block_size);
+            learned.capacity_blocks = load.num_gpu_blocks.or(learned.capacity_blocks);
+        }
+        self.learn(learned);
+    }
+
+    fn learn(&self, learned: Learned) {
+        self.group.learn(&self.worker, learned, self.router.settings.kv.approximate);
+    }
+
+    async fn document(&self, path: &str) -> Option<bytes::Bytes> {
+        let (status, body) = self.get(path, SMALL_REPLY_BYTES).await?;
+        (status == 200).then_some(body)
+    }
+
+    async fn get(&self, path: &str, limit: usize) -> Option<(u16, bytes::Bytes)> {
+        let mut headers = HeaderMap::new();
+        self.worker.authorize(&mut headers);
+        let uri = self.worker.uri(path).ok()?;
+        let wait = self.router.settings.health.timeout;
+        self.router.upstream.get(uri, headers, wait, limit).await.ok()
+    }
+
+    fn complain(&self, error: &discovery::DiscoveryError) {
+        tracing::warn!(model = self.group.name(), worker = self.worker.name(), %error, "discovery");
+    }
+}
+
+/// The sockets that an engine tells, as seen from here; `None` if it connects out instead.
+fn reachable(source: &discovery::EventSource, host: &str) -> Option<KvStream> {
+    // vLLM binds for these alone, and connects to anything else.
+    let binds = ["*", "::", "ipc://"].iter().any(|part| source.endpoint.contains(part));
+    if !binds {
+        return None;
+    }
+    let endpoint = crate::events::endpoint_at(&source.endpoint, host)?;
+    let replay = source.replay_endpoint.as_deref();
+    Some(KvStream {
+        endpoint,
+        replay: replay.and_then(|replay| crate::events::endpoint_at(replay, host)),
+        topic: source.topic.clone(),
+        mode: SocketMode::Connect,
+    })
+}
+
+/// Waits until every worker has been checked once, at most as long as one check may take.
+pub(crate) async fn first_look(router: &Router) {
+    let all_seen = async {
+        let workers = || router.fleet.groups.iter().map(|group| group.roster.load_full());
+        while workers().any(|roster| {
+            roster.workers().any(|w| !w.seen.load(Ordering::Relaxed))
+        }) {
+            tokio::time::sleep(FIRST_LOOK_PAUSE).await;
+        }
+    };
+    let _late = tokio::time::timeout(router.settings.health.timeout * 2, all_seen).await;
+}
