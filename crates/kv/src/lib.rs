@@ -8,6 +8,8 @@ mod cursor;
 mod event;
 mod hash;
 mod index;
+#[cfg(test)]
+mod model;
 mod names;
 mod reference;
 

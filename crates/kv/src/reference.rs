@@ -91,3 +91,6 @@ struct Named {
 }
 
 type Names = HashMap<EngineHash, Named>;
+
+#[cfg(test)]
+mod tests;
