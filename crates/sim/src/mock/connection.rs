@@ -109,7 +109,7 @@ async fn listen(
 
 async fn until(closed: &mut watch::Receiver<Closed>, what: impl Fn(&Closed) -> bool) {
     if closed.wait_for(what).await.is_err() {
-        std::future::pending().await;
+        std::future::pending::<()>().await;
     }
 }
 

@@ -90,7 +90,7 @@ impl Claim {
     pub(super) async fn lost(&mut self) {
         if (&mut self.lost).await.is_err() {
             // Its task was stopped together with this engine.
-            std::future::pending().await;
+            std::future::pending::<()>().await;
         }
     }
 }
