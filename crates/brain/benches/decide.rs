@@ -1,1 +1,66 @@
-fn main() {}
+//! Decide and reserve, then settle, in fleets of several sizes with 64 live bookings per worker.
+
+use std::hint::black_box;
+use std::num::NonZeroU32;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use pointsman_brain::{
+    Ask, Brain, End, Factor, Held, IslBounding, Ladder, Policy, PrefillLoad, Role, Rule, Settings,
+    Slot, Time, WorkerSpec,
+};
+
+const BOOKINGS_PER_WORKER: usize = 64;
+const BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
+
+fn spec(role: Role) -> WorkerSpec {
+    WorkerSpec {
+        role,
+        local_prefill: true,
+        block_size: BLOCK_SIZE,
+        capacity_blocks: Some(1 << 20),
+        max_num_batched_tokens: Some(8192),
+        publishes_events: true,
+    }
+}
+
+fn busy_brain(workers: u16) -> Brain {
+    let load = PrefillLoad { prefill_busy_threshold: Factor::new(100.0).unwrap_or(Factor::ONE) };
+    let rule = Rule::IslOrLoad(IslBounding::default(), load);
+    let policy = Policy { rule, ..Policy::default() };
+    let mut brain = Brain::new(Settings { policy, max_sessions: 1024, ..Settings::default() });
+    for slot in 0..workers {
+        let role = if slot % 2 == 0 { Role::Prefill } else { Role::Decode };
+        brain.add(Slot(slot), spec(role), Time::ZERO);
+    }
+    let tries = Ladder::new(brain.settings());
+    for _ in 0..usize::from(workers / 2) * BOOKINGS_PER_WORKER {
+        let _ = brain.decide(&Ask::new(3_000, &[], &tries), Time::ZERO);
+    }
+    brain
+}
+
+fn decide(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decide and reserve, then settle");
+    for workers in [8, 64, 512] {
+        let mut brain = busy_brain(workers);
+        let tries = Ladder::new(brain.settings());
+        let held: Vec<Held> = (0..u32::from(workers))
+            .map(|slot| Held { device: slot * 37 % 90, host: slot % 5, disk: 0 })
+            .collect();
+        let mut session = 0;
+        group.bench_function(BenchmarkId::from_parameter(workers), |bencher| {
+            bencher.iter(|| {
+                session = (session + 1) % 1024;
+                let ask = Ask { session: Some(session), ..Ask::new(3_000, &held, &tries) };
+                if let Ok(decision) = brain.decide(black_box(&ask), Time::ZERO) {
+                    brain.settle(black_box(decision.booking), End::Finished, Time::ZERO);
+                }
+            });
+        });
+        assert_eq!(brain.live_bookings(), usize::from(workers / 2) * BOOKINGS_PER_WORKER);
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decide);
+criterion_main!(benches);

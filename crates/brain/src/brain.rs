@@ -5,11 +5,12 @@
 use crate::ask::Ask;
 use crate::candidates::{Slate, kv_demand};
 use crate::decision::{Decision, NoPath};
+use crate::field::Draws;
 use crate::fleet::{Fleet, Reading, Slot, Worker, WorkerSpec};
 use crate::health::{HealthChange, HealthEvent};
 use crate::ledger::{BookingId, End, Entry, Ledger, Settled};
 use crate::never_fires::never_fires;
-use crate::plan::{Draws, Plan, Scene, plan};
+use crate::plan::{Plan, Scene, plan};
 use crate::random::Random;
 use crate::readiness::{Readiness, readiness};
 use crate::record::{Record, WorkerView};
@@ -93,7 +94,7 @@ impl Brain {
     /// Chooses the plan for a request and books its load, in one step. The booking of an earlier
     /// try must be settled before.
     pub fn decide(&mut self, ask: &Ask<'_>, now: Time) -> Result<Decision, NoPath> {
-        let draws = self.settings.draws(&mut self.random);
+        let draws = Draws::new(&self.settings, &mut self.random);
         let mut slate = std::mem::take(&mut self.slate);
         slate.fill(&self.fleet, &self.ledger, &self.settings, ask, now);
         let planned = plan(&self.scene(ask, &slate, draws, now));
@@ -103,7 +104,7 @@ impl Brain {
 
     /// What [`Brain::decide`] would answer, with everything that went into it; changes nothing.
     pub fn explain(&self, ask: &Ask<'_>, now: Time) -> Result<Record, NoPath> {
-        let draws = self.settings.draws(&mut self.random.clone());
+        let draws = Draws::new(&self.settings, &mut self.random.clone());
         let mut slate = Slate::default();
         slate.fill(&self.fleet, &self.ledger, &self.settings, ask, now);
         let scene = self.scene(ask, &slate, draws, now);
@@ -194,7 +195,7 @@ impl Brain {
             kv: kv_demand(decode, plan.decode.block_size, &self.settings, ask),
         };
         let booking = self.ledger.book(&entry, now);
-        for slot in prefill.into_iter().chain([decode]) {
+        for slot in prefill.filter(|_| !plan.prefilled).into_iter().chain([decode]) {
             if let Some(worker) = self.fleet.get_mut(slot) {
                 worker.health = worker.health.sent(booking);
             }
@@ -217,15 +218,5 @@ impl Brain {
             fallbacks: plan.fallbacks,
             shadows: plan.shadows,
         }
-    }
-}
-
-impl Settings {
-    /// Numbers for sampling by temperature; none are drawn where none are needed.
-    fn draws(&self, random: &mut Random) -> Draws {
-        if self.cost.temperature.get() == 0.0 {
-            return Draws::default();
-        }
-        Draws { decode: random.unit(), prefill: random.unit() }
     }
 }

@@ -1,7 +1,5 @@
 //! The slate: every worker that can take part in serving one request, measured in one pass.
-//! Local candidates are the workers on it that can prefill locally; remote pairs are its prefill
-//! workers with its decode workers. The cost of a pair is the sum of its two, so that the cheapest
-//! pair is the cheapest of each; a policy that scores pairs otherwise finds all of them here.
+//! What a worker holds is asked for once, on both pools; what it would have to compute follows.
 
 use std::num::NonZeroU32;
 

@@ -10,13 +10,13 @@ use crate::ledger::Load;
 use crate::settings::CostSettings;
 
 pub(crate) fn cost(settings: &CostSettings, spec: &WorkerSpec, load: &Load, u: u32) -> f64 {
-    let block_size = spec.block_size.get();
+    let block_size = f64::from(spec.block_size.get());
     let blocks = match spec.role {
-        Role::Prefill => load.prefill_tokens.div_ceil(u64::from(block_size)),
-        Role::Decode | Role::Unified => load.kv_blocks,
+        Role::Prefill => load.prefill_tokens as f64 / block_size,
+        Role::Decode | Role::Unified => load.kv_blocks as f64,
     };
-    settings.overlap_weight.get() * f64::from(u) / f64::from(block_size)
-        + blocks as f64
+    settings.overlap_weight.get() * f64::from(u) / block_size
+        + blocks
         + settings.active_requests_weight.get() * f64::from(load.active)
 }
 

@@ -8,6 +8,7 @@ mod candidates;
 mod cost;
 mod decision;
 mod demand;
+mod field;
 mod flags;
 mod fleet;
 mod gate;

@@ -3,8 +3,8 @@
 
 use crate::ask::Ask;
 use crate::candidates::{Candidate, is_eligible, kv_demand, measure};
-use crate::cost;
 use crate::decision::{NoPath, Shadows};
+use crate::field::{Draws, Field};
 use crate::fleet::{Fleet, Path, Role, WorkerSpec};
 use crate::gate::{Gated, Pool, gate};
 use crate::guards::{self, Checked, Guard, Vetoes};
@@ -27,14 +27,6 @@ pub(crate) struct Scene<'a> {
     pub(crate) session: Option<Turn>,
     pub(crate) draws: Draws,
     pub(crate) now: Time,
-}
-
-/// Random numbers from 0 to 1 for sampling by temperature. One serves the local path and the decode
-/// leg, so that both fall on the same worker where they have the same candidates.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Draws {
-    pub(crate) decode: f64,
-    pub(crate) prefill: f64,
 }
 
 /// What to do with a request.
@@ -88,7 +80,7 @@ pub(crate) fn plan(scene: &Scene<'_>) -> Result<Plan, NoPath> {
     Ok(match (rung, wish) {
         (Rung::Remote, _) => planner.remote(&board, Why::RetryPrefill),
         (_, Some(Path::Remote)) => planner.remote(&board, Why::Override),
-        (_, Some(Path::Local)) => planner.guarded(planner.local, Why::Override, &board),
+        (_, Some(Path::Local)) => planner.guarded(planner.field.local, Why::Override, &board),
         (_, None) => planner.by_policy(&board),
     })
 }
@@ -122,14 +114,9 @@ impl Scene<'_> {
     }
 
     /// What the gate says; a wish for a path is stronger.
-    fn gate(&self) -> Gated {
+    pub(crate) fn gate(&self) -> Gated {
         let setting = if self.wish().is_some() { IslGate::Off } else { self.settings.isl_gate };
         gate(setting, self.ask, self.candidates)
-    }
-
-    /// The workers that the request may use.
-    pub(crate) fn pool(&self) -> Pool {
-        self.gate().pool
     }
 
     /// What the guards say of the local path on a candidate.
@@ -150,60 +137,42 @@ impl Scene<'_> {
     }
 }
 
-/// The cheapest candidate of each kind, and the ways to make a plan of them.
+/// The field, and the ways to make a plan of it.
 struct Planner<'a> {
     scene: &'a Scene<'a>,
-    pool: Pool,
-    local: Option<Candidate>,
-    prefill: Option<Candidate>,
-    decode: Option<Candidate>,
+    field: Field<'a>,
     fallbacks: Fallbacks,
 }
 
 impl<'a> Planner<'a> {
     fn new(scene: &'a Scene<'a>, gated: Gated) -> Planner<'a> {
-        let pool = gated.pool;
-        let temperature = scene.settings.cost.temperature.get();
-        let pick = |draw, is: fn(&Candidate) -> bool| {
-            cost::pick(scene.candidates, temperature, draw, |candidate| {
-                pool.has(candidate.role) && is(candidate)
-            })
-        };
-        let mut planner = Planner {
-            scene,
-            pool,
-            local: pick(scene.draws.decode, |candidate| candidate.local),
-            prefill: pick(scene.draws.prefill, |candidate| candidate.role == Role::Prefill),
-            decode: pick(scene.draws.decode, |candidate| candidate.role == Role::Decode),
-            fallbacks: scene.fallbacks(gated),
-        };
+        let field = Field::new(scene.candidates, gated.pool, scene.settings, scene.draws);
+        let mut planner = Planner { scene, field, fallbacks: scene.fallbacks(gated) };
         planner.keep_session();
         planner
     }
 
     /// Puts the session's worker in the place of the cheapest, while it is within its guards.
     fn keep_session(&mut self) {
-        let Some(turn) = self.scene.session else { return };
-        let of_pool = |candidate: &&Candidate| self.pool.has(candidate.role);
-        let mut candidates = self.scene.candidates.iter().filter(of_pool);
-        let Some(kept) = candidates.find(|candidate| candidate.slot == turn.decode) else {
-            return;
-        };
+        let kept = self.scene.session.and_then(|turn| self.field.find(turn.decode));
+        let Some(kept) = kept else { return };
         let vetoes = self.scene.check(kept).vetoes;
         if kept.role == Role::Decode && !vetoes.contains(Guard::DecodeKv) {
-            self.decode = Some(*kept);
+            self.field.decode = Some(*kept);
         }
         if vetoes.is_empty() {
-            self.local = Some(*kept);
+            self.field.local = Some(*kept);
         }
     }
 
-    fn board(&self) -> Option<Board> {
+    /// What a policy decides on, if there is a remote path.
+    fn board(&self) -> Option<Board<'a>> {
+        let Field { prefill, decode, .. } = self.field;
         Some(Board {
             isl: self.scene.ask.isl_tokens,
-            local: self.local,
-            prefill: self.prefill?,
-            decode: self.decode?,
+            field: self.field,
+            prefill: prefill?,
+            decode: decode?,
         })
     }
 
@@ -215,11 +184,11 @@ impl<'a> Planner<'a> {
             return None;
         }
         let prefill = measure(slot, worker, Load::default(), self.scene.settings, self.scene.ask);
-        let plan = self.plan(Some(prefill), self.decode?, Why::RetryDecode);
+        let plan = self.plan(Some(prefill), self.field.decode?, Why::RetryDecode);
         Some(Plan { prefilled: true, ..plan })
     }
 
-    fn by_policy(&self, board: &Board) -> Plan {
+    fn by_policy(&self, board: &Board<'_>) -> Plan {
         let settings = self.scene.settings;
         let mut plan = self.chosen(&settings.policy, board);
         for (bit, shadow) in settings.shadow.iter().take(MAX_SHADOWS).enumerate() {
@@ -231,7 +200,7 @@ impl<'a> Planner<'a> {
     }
 
     /// What a policy and the guards make of the board.
-    fn chosen(&self, policy: &Policy, board: &Board) -> Plan {
+    fn chosen(&self, policy: &Policy, board: &Board<'_>) -> Plan {
         let measured = board.measured();
         let mut used = Fallbacks::EMPTY;
         let worker = self.scene.fleet.get(measured.slot);
@@ -246,7 +215,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The local path if the guards allow, else the remote one with the guard as its reason.
-    fn guarded(&self, local: Option<Candidate>, why: Why, board: &Board) -> Plan {
+    fn guarded(&self, local: Option<Candidate>, why: Why, board: &Board<'_>) -> Plan {
         let checked = match &local {
             Some(local) => self.scene.check(local),
             None => Checked { vetoes: Vetoes::of(Guard::Capability), ..Checked::default() },
@@ -259,20 +228,20 @@ impl<'a> Planner<'a> {
         self.with(plan, checked)
     }
 
-    fn remote(&self, board: &Board, why: Why) -> Plan {
+    fn remote(&self, board: &Board<'_>, why: Why) -> Plan {
         self.plan(Some(board.prefill), board.decode, why)
     }
 
     /// The local path because the remote one does not exist: serving beats refusing.
     fn without_remote(&self) -> Result<Plan, NoPath> {
-        if self.local.is_none() && self.decode.is_none() {
+        if self.field.local.is_none() && self.field.decode.is_none() {
             return Err(NoPath::NoDecode);
         }
         if self.scene.settings.require_remote {
             return Err(NoPath::RemoteRequired);
         }
         let mut workers = self.scene.fleet.iter();
-        self.only_local(if self.prefill.is_some() {
+        self.only_local(if self.field.prefill.is_some() {
             Why::NoDecode
         } else if workers.all(|(_, worker)| worker.spec.role == Role::Unified) {
             Why::Unified
@@ -292,7 +261,7 @@ impl<'a> Planner<'a> {
 
     fn no_local(&self) -> NoPath {
         let has = |is: fn(&WorkerSpec) -> bool| self.scene.fleet_has(is);
-        if self.scene.ask.disaggregable && self.decode.is_some() {
+        if self.scene.ask.disaggregable && self.field.decode.is_some() {
             NoPath::NoPrefill
         } else if has(|spec| spec.role == Role::Decode) && !has(WorkerSpec::can_prefill_locally) {
             NoPath::NotDisaggregable
@@ -317,14 +286,13 @@ impl<'a> Planner<'a> {
 
     /// The cheapest local candidate that no guard vetoes; if they veto all, the cheapest.
     fn best_local(&self) -> Option<(Candidate, Checked)> {
-        let first = self.local?;
+        let first = self.field.local?;
         let checked = self.scene.check(&first);
         if checked.vetoes.is_empty() {
             return Some((first, checked));
         }
-        let allowed = self.scene.candidates.iter().filter(|candidate| {
-            self.pool.has(candidate.role) && self.scene.check(candidate).vetoes.is_empty()
-        });
+        let candidates = self.field.candidates();
+        let allowed = candidates.filter(|candidate| self.scene.check(candidate).vetoes.is_empty());
         let cheapest = allowed.reduce(|a, b| if b.cost < a.cost { b } else { a }).copied();
         Some(cheapest.map_or((first, checked), |local| (local, self.scene.check(&local))))
     }

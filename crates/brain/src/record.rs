@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::candidates::{left_out, measure};
 use crate::fleet::{Path, Reading, Role, Slot, Worker};
+use crate::gate::Pool;
 use crate::guards::Vetoes;
 use crate::health::Condition;
 use crate::ledger::{Ledger, Load};
@@ -120,7 +121,10 @@ impl Record {
     pub(crate) fn new(scene: &Scene<'_>, plan: &Plan, ledger: &Ledger) -> Record {
         let Scene { settings, ask, .. } = *scene;
         let shadows = settings.shadow.iter().zip(plan.shadows.iter());
-        let workers = scene.fleet.iter();
+        let pool = scene.gate().pool;
+        let candidates = scene.fleet.iter().map(|(slot, worker)| {
+            CandidateRecord::new(scene, pool, slot, worker, ledger.load(slot))
+        });
         Record {
             path: plan.path(),
             prefill: plan.prefill.map(|prefill| prefill.slot),
@@ -138,17 +142,21 @@ impl Record {
                 .map(|(policy, path)| ShadowRecord { policy: policy.rule.as_str(), path })
                 .collect(),
             session: scene.session,
-            candidates: workers
-                .map(|(slot, worker)| CandidateRecord::new(scene, slot, worker, ledger.load(slot)))
-                .collect(),
+            candidates: candidates.collect(),
         }
     }
 }
 
 impl CandidateRecord {
-    fn new(scene: &Scene<'_>, slot: Slot, worker: &Worker, load: Load) -> CandidateRecord {
+    fn new(
+        scene: &Scene<'_>,
+        pool: Pool,
+        slot: Slot,
+        worker: &Worker,
+        load: Load,
+    ) -> CandidateRecord {
         let candidate = measure(slot, worker, load, scene.settings, scene.ask);
-        let gated_out = !scene.pool().has(candidate.role);
+        let gated_out = !pool.has(candidate.role);
         CandidateRecord {
             slot,
             role: candidate.role,

@@ -22,6 +22,7 @@ pub use short_prompt::ShortPrompt;
 pub use uncached_tokens::UncachedTokens;
 
 use crate::candidates::Candidate;
+use crate::field::Field;
 use crate::signals::Fallbacks;
 use crate::why::Why;
 
@@ -85,12 +86,14 @@ pub(crate) enum Verdict {
     Remote(Why),
 }
 
-/// The cheapest candidate of each kind, for a request that has a remote path.
+/// What a policy decides on: a field that has a remote path.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Board {
+pub(crate) struct Board<'a> {
     /// Prompt tokens.
     pub(crate) isl: u32,
-    pub(crate) local: Option<Candidate>,
+    /// Every candidate.
+    pub(crate) field: Field<'a>,
+    /// The cheapest pair.
     pub(crate) prefill: Candidate,
     pub(crate) decode: Candidate,
 }
@@ -103,11 +106,11 @@ pub(crate) enum Choice {
     Remote { prefill: Candidate, decode: Candidate, why: Why },
 }
 
-impl Board {
+impl Board<'_> {
     /// The worker on which a threshold rule measures the effective ISL: the one that would compute
     /// on the local path, or else the one that would decode.
     pub(crate) fn measured(&self) -> Candidate {
-        self.local.unwrap_or(self.decode)
+        self.field.local.unwrap_or(self.decode)
     }
 
     fn facts(&self) -> Facts {
@@ -124,9 +127,9 @@ impl Board {
 
 impl Policy {
     /// The candidate that the policy takes. Fallbacks that it needed are added to `used`.
-    pub(crate) fn choose(&self, board: &Board, used: &mut Fallbacks) -> Choice {
+    pub(crate) fn choose(&self, board: &Board<'_>, used: &mut Fallbacks) -> Choice {
         match self.verdict(&board.facts(), used) {
-            Verdict::Local(why) => Choice::Local(board.local, why),
+            Verdict::Local(why) => Choice::Local(board.field.local, why),
             Verdict::Remote(why) => {
                 Choice::Remote { prefill: board.prefill, decode: board.decode, why }
             }
