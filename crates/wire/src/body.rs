@@ -89,9 +89,7 @@ impl Body {
 
     /// The JSON text of a top-level member; of several with one name the last, as engines read it.
     pub fn raw(&self, name: &str) -> Option<&str> {
-        let text = self.as_str();
-        let member = self.members.iter().rev().find(|member| member.is(text, name))?;
-        text.get(member.value.start..member.value.end)
+        json::find(self.as_str(), &self.members, name)
     }
 
     /// A member that is present and not null.

@@ -33,11 +33,45 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Whether this is the member of that name, however the name was spelt.
-    pub(crate) fn is(&self, text: &str, name: &str) -> bool {
-        let Some(key) = text.get(self.key.start..self.key.end) else { return false };
-        if self.escaped { unescape(key).is_some_and(|key| key == name) } else { key == name }
+    /// Its name, however it was spelt. (One with a lone surrogate is the empty one to us: no member
+    /// that is looked for has such a name.)
+    pub(crate) fn name<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let key = text.get(self.key.start..self.key.end).unwrap_or_default();
+        if self.escaped { unescape(key).unwrap_or_default().into() } else { key.into() }
     }
+
+    /// Its value.
+    pub(crate) fn value<'a>(&self, text: &'a str) -> &'a str {
+        text.get(self.value.start..self.value.end).unwrap_or_default()
+    }
+}
+
+/// The members of an object, to be looked up by name.
+pub(crate) struct Object<'a> {
+    text: &'a str,
+    members: Vec<Member>,
+}
+
+impl<'a> Object<'a> {
+    /// None if the text is not a JSON object.
+    pub(crate) fn parse(text: &'a str) -> Option<Object<'a>> {
+        Some(Object { text, members: object(text, DEPTH_CEILING, usize::MAX).ok()? })
+    }
+
+    /// The value of the last member of that name.
+    pub(crate) fn get(&self, name: &str) -> Option<&'a str> {
+        find(self.text, &self.members, name)
+    }
+
+    /// A member that is a plain number.
+    pub(crate) fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
+        self.get(name)?.parse().ok()
+    }
+}
+
+/// The value of the last member of that name.
+pub(crate) fn find<'a>(text: &'a str, members: &[Member], name: &str) -> Option<&'a str> {
+    members.iter().rev().find(|member| member.name(text) == name).map(|member| member.value(text))
 }
 
 /// Checks that bytes are UTF-8.
@@ -77,18 +111,6 @@ pub(crate) fn object(
         return Err(scanner.error("unexpected data after the object"));
     }
     Ok(members)
-}
-
-/// Whether the text is a JSON object and nothing else.
-pub(crate) fn is_object(text: &str) -> bool {
-    object(text, DEPTH_CEILING, usize::MAX).is_ok()
-}
-
-/// The value of the last member of that name; None if the text is no JSON object or has none.
-pub(crate) fn get<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let members = object(text, DEPTH_CEILING, usize::MAX).ok()?;
-    let member = members.iter().rev().find(|member| member.is(text, name))?;
-    text.get(member.value.start..member.value.end)
 }
 
 /// The value that starts at a byte of the text.
@@ -423,11 +445,10 @@ impl<'a> Scanner<'a> {
     }
 
     fn digits(&mut self) -> Result<(), JsonError> {
-        let start = self.at;
-        while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
-            self.at += 1;
-        }
-        if self.at == start { Err(self.error("expected a digit")) } else { Ok(()) }
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        self.at += count;
+        if count == 0 { Err(self.error("expected a digit")) } else { Ok(()) }
     }
 }
 
@@ -517,7 +538,7 @@ mod tests {
     #[test]
     fn escaped_keys_are_recognised_and_the_last_of_several_wins() {
         let text = r#"{"a":1,"\u0061":2,"a\ud800":3}"#;
-        assert_eq!(get(text, "a"), Some("2"));
+        assert_eq!(Object::parse(text).unwrap().get("a"), Some("2"));
         assert_eq!(unescape(r"\ud83d\ude00\n\/"), Some("😀\n/".into()));
         assert_eq!(unescape(r"\ud83d"), None);
         assert_eq!(unescape(r"\ude00"), None);
@@ -553,7 +574,7 @@ mod tests {
         fn whatever_serde_writes_is_accepted_and_cut_right(value in json(), pretty: bool) {
             let whole = serde_json::json!({"k\"é\n": value});
             let text = if pretty { serde_json::to_string_pretty(&whole) } else { serde_json::to_string(&whole) }.unwrap();
-            let found = get(&text, "k\"é\n").expect("accepted");
+            let found = Object::parse(&text).unwrap().get("k\"é\n").unwrap();
             let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(&serde_json::from_str::<serde_json::Value>(found).unwrap(), &parsed["k\"é\n"]);
         }

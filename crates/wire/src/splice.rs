@@ -43,79 +43,102 @@ impl<'a> Edit<'a> {
     pub fn apply(&self, body: &Body) -> Bytes {
         let text = body.as_str();
         let members = body.members();
-        let plan: Vec<Fate<'_>> = members.iter().map(|member| self.fate(text, member)).collect();
-        let last_of = |name: &str| members.iter().rposition(|member| member.is(text, name));
-        let appended = |name: &str| last_of(name).is_none();
-        let changes = plan.iter().any(|fate| !matches!(fate, Fate::Keep))
-            || self.edits.iter().any(|(name, value)| value.is_some() && appended(name));
-        if !changes {
+        // Which edit each member meets, and the last member that each edit meets.
+        let mut last: Vec<Option<usize>> = vec![None; self.edits.len()];
+        let mut met: Vec<Option<usize>> = Vec::with_capacity(members.len());
+        for (index, member) in members.iter().enumerate() {
+            let name = member.name(text);
+            let edit = self.edits.iter().position(|(edited, _)| *edited == name);
+            if let Some(last) = edit.and_then(|edit| last.get_mut(edit)) {
+                *last = Some(index);
+            }
+            met.push(edit);
+        }
+        let appended = || self.edits.iter().zip(&last).filter(|(_, last)| last.is_none());
+        let appends = appended().any(|((_, value), _)| value.is_some());
+        if !appends && met.iter().all(Option::is_none) {
             return body.bytes().clone();
         }
-        let added: usize = self
-            .edits
-            .iter()
-            .map(|(name, value)| value.as_ref().map_or(0, |value| name.len() + value.len() + 4))
-            .sum();
-        let mut out = String::with_capacity(text.len() + added);
-        let slice = |start: usize, end: usize| text.get(start..end).unwrap_or_default();
 
-        // Up to the first member (its key's span is inside the quotes), or just after the brace.
-        let head = members.first().map_or_else(
-            || text.find('{').map_or(0, |brace| brace + 1),
-            |first| first.key.start.saturating_sub(1),
-        );
-        out.push_str(slice(0, head));
-        let (mut end, mut any) = (head, false);
-        for (index, (member, fate)) in members.iter().zip(&plan).enumerate() {
-            let start = member.key.start.saturating_sub(1);
-            let separator = slice(end, start);
-            end = member.value.end;
-            let value = match fate {
-                Fate::Drop => continue,
-                Fate::Keep => None,
-                // Only the last of several members of one name is set, the others go.
-                Fate::Set(name, _) if last_of(name) != Some(index) => continue,
-                Fate::Set(_, value) => Some(*value),
-            };
-            if any {
-                out.push_str(separator);
-            }
-            any = true;
-            match value {
-                None => out.push_str(slice(start, member.value.end)),
-                Some(value) => {
-                    out.push_str(slice(start, member.value.start));
-                    out.push_str(value);
+        let added: usize =
+            self.edits.iter().map(|(name, value)| cost(name, value.as_deref())).sum();
+        let mut out = Splice::start(text, members, added);
+        for (index, (member, edit)) in members.iter().zip(met).enumerate() {
+            let fate = edit.and_then(|edit| Some((self.edits.get(edit)?, last.get(edit)?)));
+            match fate {
+                None => out.keep(member, None),
+                Some(((_, Some(value)), last)) if *last == Some(index) => {
+                    out.keep(member, Some(value));
                 }
+                Some(_) => out.skip(member),
             }
         }
-        for (name, value) in &self.edits {
-            let Some(value) = value.as_deref().filter(|_| appended(name)) else { continue };
-            if any {
-                out.push(',');
+        for ((name, value), _) in appended() {
+            if let Some(value) = value {
+                out.append(name, value);
             }
-            any = true;
-            out.push_str(&json::quote(name));
-            out.push(':');
-            out.push_str(value);
         }
-        out.push_str(slice(end, text.len()));
-        out.into()
-    }
-
-    fn fate(&self, text: &str, member: &Member) -> Fate<'_> {
-        match self.edits.iter().find(|(name, _)| member.is(text, name)) {
-            None => Fate::Keep,
-            Some((_, None)) => Fate::Drop,
-            Some((name, Some(value))) => Fate::Set(name, value),
-        }
+        out.finish()
     }
 }
 
-enum Fate<'a> {
-    Keep,
-    Drop,
-    Set(&'a str, &'a str),
+/// What a member costs that is appended: quotes, a colon, a comma.
+fn cost(name: &str, value: Option<&str>) -> usize {
+    value.map_or(0, |value| name.len() + value.len() + 4)
+}
+
+/// The edited text as it grows.
+struct Splice<'t> {
+    text: &'t str,
+    out: String,
+    /// Where the text goes on that is not written or skipped yet.
+    at: usize,
+    /// A member was written.
+    any: bool,
+}
+
+impl<'t> Splice<'t> {
+    /// With everything up to the first member, or just behind the brace.
+    fn start(text: &'t str, members: &[Member], added: usize) -> Splice<'t> {
+        let at = members.first().map_or_else(
+            || text.find('{').map_or(0, |brace| brace + 1),
+            |first| first.key.start.saturating_sub(1),
+        );
+        let mut out = String::with_capacity(text.len() + added);
+        out.push_str(text.get(..at).unwrap_or_default());
+        Splice { text, out, at, any: false }
+    }
+
+    /// A member, with the separator before it unless it is the first that is kept, and with
+    /// another value if one is given.
+    fn keep(&mut self, member: &Member, value: Option<&str>) {
+        let start = member.key.start.saturating_sub(1);
+        let from = if self.any { self.at } else { start };
+        let to = if value.is_some() { member.value.start } else { member.value.end };
+        self.out.push_str(self.text.get(from..to).unwrap_or_default());
+        self.out.push_str(value.unwrap_or_default());
+        self.skip(member);
+        self.any = true;
+    }
+
+    fn skip(&mut self, member: &Member) {
+        self.at = member.value.end;
+    }
+
+    fn append(&mut self, name: &str, value: &str) {
+        if self.any {
+            self.out.push(',');
+        }
+        self.any = true;
+        self.out.push_str(&json::quote(name));
+        self.out.push(':');
+        self.out.push_str(value);
+    }
+
+    fn finish(mut self) -> Bytes {
+        self.out.push_str(self.text.get(self.at..).unwrap_or_default());
+        self.out.into()
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
-use crate::json;
+use crate::json::{self, Object};
 
 /// The longest line that is looked into; a longer one counts as content.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
@@ -264,7 +264,7 @@ impl Watch {
 
 /// `usage` of a reply that is not a stream.
 pub fn read_usage(body: &[u8]) -> Option<Usage> {
-    usage(json::get(json::text(body).ok()?, "usage")?)
+    usage(Object::parse(json::text(body).ok()?)?.get("usage")?)
 }
 
 enum Line<'a> {
@@ -367,9 +367,9 @@ fn is_error(data: &[u8]) -> bool {
     if KEYS.error.find(data).is_none() {
         return false;
     }
-    let Ok(text) = json::text(data) else { return false };
-    json::get(text, "error").is_some_and(|error| error != "null")
-        || json::get(text, "object") == Some("\"error\"")
+    let Some(event) = json::text(data).ok().and_then(Object::parse) else { return false };
+    event.get("error").is_some_and(|error| error != "null")
+        || event.get("object") == Some("\"error\"")
 }
 
 fn find_usage(data: &[u8]) -> Option<Usage> {
@@ -378,12 +378,12 @@ fn find_usage(data: &[u8]) -> Option<Usage> {
 }
 
 fn usage(text: &str) -> Option<Usage> {
-    let number = |text: &str, name| json::get(text, name).and_then(|number| number.parse().ok());
+    let usage = Object::parse(text)?;
+    let details = usage.get("prompt_tokens_details").and_then(Object::parse);
     Some(Usage {
-        prompt_tokens: number(text, "prompt_tokens")?,
-        completion_tokens: number(text, "completion_tokens").unwrap_or(0),
-        cached_tokens: json::get(text, "prompt_tokens_details")
-            .and_then(|details| number(details, "cached_tokens")),
+        prompt_tokens: usage.number("prompt_tokens")?,
+        completion_tokens: usage.number("completion_tokens").unwrap_or(0),
+        cached_tokens: details.and_then(|details| details.number("cached_tokens")),
     })
 }
 

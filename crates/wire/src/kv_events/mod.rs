@@ -130,7 +130,7 @@ impl Iterator for Tokens<'_> {
 
     fn next(&mut self) -> Option<u32> {
         self.left = self.left.checked_sub(1)?;
-        small(self.reader.head().ok()?, "a token id").ok()
+        self.reader.small()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -378,7 +378,7 @@ impl<'a> Fields<'a> {
                 let left = array(reader, "token_ids")?;
                 self.tokens = Some(Tokens { reader: *reader, left });
                 for _ in 0..left {
-                    small(reader.head()?, "a token id")?;
+                    reader.small().ok_or(EventError::Shape("a token id is not one of 32 bits"))?;
                 }
             }
             "extra_keys" => {
