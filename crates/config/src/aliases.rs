@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::check::check;
 use crate::environment::{Environment, PREFIX, lay};
 use crate::problem::{Problem, nearest};
-use crate::schema;
+use crate::schema::{self, either};
 use crate::tree::{Key, Node, Origin, Value, quoted};
 use crate::yaml;
 
@@ -104,7 +104,7 @@ impl<'e> Reader<'e, '_> {
             "0" | "false" | "no" | "off" => Some(false),
             _ => {
                 let must = "must be true or false (1 or 0, yes or no, on or off)";
-                let message = format!("{variable} {} is not allowed: {must}", quoted(text));
+                let message = format!("{variable} {} is not allowed; {must}", quoted(text));
                 self.problems.push(Problem::whole(message, ""));
                 None
             }
@@ -121,10 +121,10 @@ impl<'e> Reader<'e, '_> {
         if POLICIES.contains(&name.as_str()) {
             return Some((variable, name));
         }
-        let must = format!("must be {}", POLICIES.map(|name| format!("`{name}`")).join(", "));
+        let must = either(&POLICIES.map(|name| format!("`{name}`")));
         let near = nearest(&name, POLICIES.into_iter());
         let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-        let message = format!("{variable} {} is not allowed: {must}{near}", quoted(&name));
+        let message = format!("{variable} {} is not allowed; must be {must}{near}", quoted(&name));
         self.problems.push(Problem::whole(message, ""));
         None
     }
@@ -134,7 +134,7 @@ impl<'e> Reader<'e, '_> {
         let origin = Origin::Variable(Arc::from(CONFIG));
         let Ok(Node { value: Value::Map(entries), .. }) = yaml::parse_value(text, &origin) else {
             let keys = CONFIG_KEYS.join(", ");
-            let message = format!("{CONFIG} is not allowed: must be a JSON object of {keys}");
+            let message = format!("{CONFIG} is not allowed; must be a JSON object of {keys}");
             self.problems.push(Problem::whole(message, ""));
             return None;
         };
@@ -164,13 +164,13 @@ impl<'e> Reader<'e, '_> {
         match (dynamo, short, policy) {
             (Some(true), Some(true), _) => {
                 let message = format!(
-                    "{SWITCH} and {SHORT_SWITCH} ask for different policies: switch on only one"
+                    "{SWITCH} and {SHORT_SWITCH} ask for different policies; switch on only one"
                 );
                 self.problems.push(Problem::whole(message, ""));
             }
             (None, Some(true), Some((variable, _))) => {
                 let message = format!(
-                    "{variable} and {SHORT_SWITCH} ask for different policies: set only one"
+                    "{variable} and {SHORT_SWITCH} ask for different policies; set only one"
                 );
                 self.problems.push(Problem::whole(message, ""));
             }
@@ -199,7 +199,7 @@ impl<'e> Reader<'e, '_> {
         match (switch, threshold) {
             (Some(true), Some(text)) => self.lay(GATE, "isl_gate", text),
             (Some(true), None) => {
-                let message = format!("{GATE_SWITCH} is on: {GATE} must be set, to an integer");
+                let message = format!("{GATE_SWITCH} is on; {GATE} must be set, to an integer");
                 self.problems.push(Problem::whole(message, ""));
             }
             (Some(false), _) => self.lay(GATE_SWITCH, "isl_gate", "off"),

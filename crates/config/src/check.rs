@@ -15,7 +15,7 @@ pub(crate) fn check(key: &Key, node: &Node, schema: &Json, problems: &mut Vec<Pr
     match &node.value {
         Value::Null if forms.iter().any(|form| form.is("null")) => {}
         Value::Null => {
-            let message = format!("is empty: must be {}", wording(&forms));
+            let message = format!("empty; must be {}", wording(&forms));
             problems.push(Problem::at(key, message, &node.origin));
         }
         Value::Map(entries) if forms.iter().any(|form| form.is("object")) => {
@@ -65,7 +65,7 @@ fn check_mapping(
     for name in form.required().filter(|name| node.get(name).is_none()) {
         let schema = keys.and_then(|keys| keys.get(name));
         let must = schema.map(|schema| wording(&self::forms(schema))).unwrap_or_default();
-        let message = format!("is missing: must be {must}");
+        let message = format!("missing; must be {must}");
         problems.push(Problem::at(&key.name(name), message, &node.origin));
     }
 }
@@ -82,13 +82,13 @@ fn check_list(
         check(&key.index(index), item, schema, problems);
     }
     if let Some(max) = form.max_items().filter(|max| items.len() as u64 > *max) {
-        let message = format!("has {} entries: must be at most {max}", items.len());
+        let message = format!("has {} entries; must be at most {max}", items.len());
         problems.push(Problem::at(key, message, &node.origin));
     }
 }
 
 fn refused(key: &Key, node: &Node, value: &Value, forms: &[Form<'_>]) -> Problem {
-    let mut message = format!("{value} is not allowed: must be {}", wording(forms));
+    let mut message = format!("{value} is not allowed; must be {}", wording(forms));
     if let Value::Text(text) = value
         && let Some(word) = nearest(text, forms.iter().filter_map(Form::word))
     {
@@ -104,10 +104,10 @@ fn unknown<'k>(
     known: impl Iterator<Item = &'k str> + Clone,
 ) -> Problem {
     let message = match nearest(name, known.clone()) {
-        Some(near) => format!("is not a known key; did you mean `{near}`?"),
+        Some(near) => format!("unknown key; did you mean `{near}`?"),
         None => {
             let known: Vec<String> = known.map(|name| format!("`{name}`")).collect();
-            format!("is not a known key; known here: {}", known.join(", "))
+            format!("unknown key; known here: {}", known.join(", "))
         }
     };
     Problem::at(key, message, &node.origin)

@@ -46,7 +46,7 @@ impl Environment {
 fn apply_one(name: &str, path: &str, value: &OsStr, tree: &mut Node) -> Result<(), Problem> {
     let origin = Origin::Variable(Arc::from(name));
     let Some(key) = Key::parse_variable(path) else {
-        let message = format!("{name} names no key: must be like {PREFIX}LIMITS__MAX_IN_FLIGHT");
+        let message = format!("{name} names no key; must be like {PREFIX}LIMITS__MAX_IN_FLIGHT");
         return Err(Problem::whole(message, ""));
     };
     let text = text(name, value)?;
@@ -57,7 +57,7 @@ fn text<'v>(name: &str, value: &'v OsStr) -> Result<&'v str, Problem> {
     match value.to_str() {
         None => Err(Problem::whole(format!("{name} is not valid UTF-8"), "")),
         Some(text) if text.trim().is_empty() => {
-            Err(Problem::whole(format!("{name} is empty: give it a value or unset it"), ""))
+            Err(Problem::whole(format!("{name} is empty; give it a value or unset it"), ""))
         }
         Some(text) => Ok(text),
     }
@@ -70,7 +70,7 @@ pub(crate) fn lay(tree: &mut Node, key: &Key, text: &str, origin: &Origin) -> Re
         Problem::at(key, format!("{shown} cannot be read: {}", refused.message), origin)
     })?;
     tree.set(key, node).map_err(|len| {
-        let message = format!("has no place: the list before it has {len} entries");
+        let message = format!("no such place; elements before it: {len}");
         Problem::at(key, message, origin)
     })
 }

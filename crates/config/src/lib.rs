@@ -6,6 +6,7 @@
 mod aliases;
 mod check;
 mod environment;
+mod joining;
 mod load;
 mod problem;
 mod reference;
@@ -17,6 +18,7 @@ mod tree;
 pub mod written;
 mod yaml;
 
+pub use joining::{Joining, joining};
 pub use load::{File, Loaded, Override, Sources, load};
 pub use problem::{Problem, Problems};
 pub use reference::reference;

@@ -55,7 +55,10 @@ impl Override {
     pub fn parse(flag: &str, argument: &str) -> Result<Self, Problem> {
         let (key, value) = argument.split_once('=').ok_or_else(|| {
             let shown = crate::tree::quoted(argument);
-            Problem::whole(format!("{shown} is not allowed: must be key=value"), flag)
+            Problem::whole(
+                format!("{shown} is not allowed; must be key=value"),
+                format!("flag {flag}"),
+            )
         })?;
         Ok(Override { flag: flag.to_owned(), key: key.to_owned(), value: value.to_owned() })
     }
@@ -110,19 +113,19 @@ fn read_file(file: &File) -> Result<Node, Problem> {
                     .iter()
                     .filter(|byte| **byte == b'\n')
                     .count();
-                Problem::whole("is not valid UTF-8", format!("{name}:{}", line + 1))
+                Problem::whole("not valid UTF-8", format!("{name}:{}", line + 1))
             })?;
             (name, text)
         }
     };
     let node = yaml::parse_file(&text, &Arc::from(name.as_str())).map_err(|refused| {
         let place = format!("{name}:{}:{}", refused.line, refused.column);
-        Problem::whole(format!("is not YAML: {}", refused.message), place)
+        Problem::whole(format!("not valid YAML: {}", refused.message), place)
     })?;
     match node.value {
         Value::Map(_) => Ok(node),
-        Value::Null => Err(Problem::whole("the file is empty: it must name the models", name)),
-        other => Err(Problem::whole(format!("the file holds {other}: must be a mapping"), name)),
+        Value::Null => Err(Problem::whole("the file is empty; it must list the models", name)),
+        other => Err(Problem::whole(format!("the file holds {other}; must be a mapping"), name)),
     }
 }
 
@@ -130,7 +133,7 @@ fn apply_override(tree: &mut Node, flag: &Override) -> Result<(), Problem> {
     let origin = Origin::Flag(Arc::from(flag.flag.as_str()));
     let key = Key::parse(&flag.key).ok_or_else(|| {
         let shown = crate::tree::quoted(&flag.key);
-        let message = format!("{shown} names no key: must be like limits.max_in_flight");
+        let message = format!("{shown} names no key; must be like limits.max_in_flight");
         Problem::whole(message, origin.to_string())
     })?;
     lay(tree, &key, &flag.value, &origin)
@@ -145,6 +148,7 @@ fn inherit(tree: &mut Node) {
         if let Some(top) = &top {
             let mut whole = top.clone();
             whole.merge(own.clone());
+            whole.origin = own.origin.clone();
             *own = whole;
         }
         inherit_parameters(own);
@@ -164,6 +168,7 @@ fn inherit_parameters(routing: &mut Node) {
         if matches!(shadow.value, Value::Map(_)) {
             let mut whole = parameters.clone();
             whole.merge(shadow.clone());
+            whole.origin = shadow.origin.clone();
             *shadow = whole;
         }
     }

@@ -33,7 +33,7 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.key.is_empty() {
-            write!(f, "{} ", self.key)?;
+            write!(f, "{}: ", self.key)?;
         }
         f.write_str(&self.message)?;
         if !self.source.is_empty() {

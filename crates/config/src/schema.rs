@@ -25,6 +25,11 @@ pub(crate) fn root() -> &'static Json {
     &SCHEMA
 }
 
+/// The schema of one worker.
+pub(crate) fn worker() -> &'static Json {
+    SCHEMA.pointer("/$defs/Worker").unwrap_or(&Json::Null)
+}
+
 /// The JSON Schema of the configuration file.
 pub fn schema() -> Json {
     let mut schema = SCHEMA.clone();

@@ -209,6 +209,18 @@ pub enum Endpoint {
     Ipc(PathBuf),
 }
 
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp { host, port } if host.contains(':') => {
+                write!(f, "tcp://[{host}]:{port}")
+            }
+            Endpoint::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Endpoint::Ipc(path) => write!(f, "ipc://{}", path.display()),
+        }
+    }
+}
+
 /// Bounds on size and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -49,7 +49,7 @@ fn refused(error: &Error) -> Refused {
     let location = error.location().unwrap_or(Location::UNKNOWN);
     let message = match error {
         Error::DuplicateMappingKey { key, .. } => {
-            format!("the key {} is written twice", key.as_deref().unwrap_or("here"))
+            format!("the key `{}` is written twice", key.as_deref().unwrap_or_default())
         }
         other => {
             let text = other.to_string();

@@ -1,5 +1,7 @@
 //! The generated documents are those of the code, and the example loads.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
 use std::path::PathBuf;
 
 use pointsman_config::{File, Sources, load, reference, schema};

@@ -60,6 +60,17 @@ pub(crate) fn settings(
     })
 }
 
+/// Resolves one worker alone.
+pub(crate) fn worker(
+    written: &written::Worker,
+    tree: &Node,
+    environment: &Environment,
+) -> Result<crate::settings::Worker, Problems> {
+    let mut resolver = Resolver { tree, environment, problems: Vec::new() };
+    let worker = resolver.worker(&Key::root(), written);
+    worker.filter(|_| resolver.problems.is_empty()).ok_or(Problems(resolver.problems))
+}
+
 struct Resolver<'t> {
     tree: &'t Node,
     environment: &'t Environment,
@@ -74,7 +85,7 @@ impl Resolver<'_> {
 
     /// Notes that a text is not what it must be.
     fn refuse(&mut self, key: &Key, text: &str, must: &str) {
-        self.problem(key, format!("{} is not allowed: must be {must}", quoted(text)));
+        self.problem(key, format!("{} is not allowed; must be {must}", quoted(text)));
     }
 
     fn health(&mut self, health: &written::Health) -> Option<Health> {

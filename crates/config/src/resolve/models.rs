@@ -18,7 +18,7 @@ impl Resolver<'_> {
     pub(super) fn models(&mut self, written: &Written) -> Vec<Model> {
         let key = Key::root().name("models");
         if written.models.is_empty() {
-            self.problem(&key, "is missing or empty: must list at least one model");
+            self.problem(&key, "missing or empty; must list at least one model");
         }
         self.unique_names(&key, &written.models);
         let models: Vec<Model> = (0..)
@@ -43,9 +43,9 @@ impl Resolver<'_> {
             let own = std::iter::once((key.name("name"), &model.name));
             for (at, name) in own.chain(aliases).chain(adapters) {
                 if name.trim().is_empty() {
-                    self.problem(&at, "is empty: must be the name that clients send");
+                    self.problem(&at, "empty; must be the name that clients send");
                 } else if let Some(first) = taken.get(name.as_str()) {
-                    let message = format!("{} is taken: {first} has that name", quoted(name));
+                    let message = format!("{} is taken; {first} has that name", quoted(name));
                     self.problem(&at, message);
                 } else {
                     taken.insert(name, at);
@@ -64,7 +64,7 @@ impl Resolver<'_> {
                 let Some(url) = super::worker::parse_url(&worker.url).ok() else { continue };
                 let place = super::worker::place(&url);
                 if let Some(first) = urls.get(&place) {
-                    let message = format!("{} is taken: {first} has that URL", quoted(&worker.url));
+                    let message = format!("{} is taken; {first} has that URL", quoted(&worker.url));
                     self.problem(&at.name("url"), message);
                     continue;
                 }
@@ -72,7 +72,7 @@ impl Resolver<'_> {
                 let name = worker.name.clone().unwrap_or(place);
                 if let Some(first) = names.get(&name) {
                     let message = format!(
-                        "{} is taken: {first} has that name; give one of them another `name`",
+                        "{} is taken; {first} has that name, give one of them another `name`",
                         quoted(&name)
                     );
                     self.problem(&at.name("name"), message);
@@ -91,7 +91,7 @@ impl Resolver<'_> {
         self.check_roles(key, model, written.admin.worker_api);
         let ranks: u32 = model.workers.iter().map(|worker| u32::from(worker.ranks)).sum();
         if ranks > MAX_RANKS {
-            let message = format!("have {ranks} ranks together: must be at most {MAX_RANKS}");
+            let message = format!("{ranks} ranks together; must be at most {MAX_RANKS}");
             self.problem(&key.name("workers"), message);
         }
         let (routing_key, routing) = match &model.routing {
@@ -120,7 +120,8 @@ impl Resolver<'_> {
     fn check_roles(&mut self, key: &Key, model: &written::Model, worker_api: bool) {
         if model.expect_workers {
             if !worker_api {
-                let message = "is true, but `admin.worker_api` is off: no worker can join";
+                let message =
+                    "true, but no worker can join; must be false, or `admin.worker_api` true";
                 self.problem(&key.name("expect_workers"), message);
             }
             return;
@@ -132,14 +133,12 @@ impl Resolver<'_> {
             has(written::Role::Decode),
             has(written::Role::Unified),
         ) {
-            (false, false, false) => format!("is missing or empty: nobody can serve it; {later}"),
+            (false, false, false) => format!("missing or empty; {later}"),
             (true, false, _) => {
-                format!(
-                    "have prefill workers but none with `role: decode` to hand over to; {later}"
-                )
+                format!("some have `role: prefill`, but none has `role: decode`; {later}")
             }
             (false, true, _) => format!(
-                "have decode workers but none with `role: prefill`; for ordinary engines write \
+                "some have `role: decode`, but none has `role: prefill`; ordinary engines have \
                  `role: unified`; {later}"
             ),
             _ => return,

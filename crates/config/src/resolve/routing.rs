@@ -99,7 +99,7 @@ impl Resolver<'_> {
     ) -> Option<brain::PrefillLoad> {
         let threshold = written.prefill_busy_threshold.and_then(Factor::new);
         if threshold.is_none() {
-            let message = format!("is missing: policy `{policy}` needs it, a number of at least 0");
+            let message = format!("missing; policy `{policy}` needs it, a number of at least 0");
             self.problem(&key.name("prefill_busy_threshold"), message);
         }
         threshold.map(|prefill_busy_threshold| brain::PrefillLoad { prefill_busy_threshold })
@@ -141,7 +141,7 @@ impl Resolver<'_> {
         let (open, open_max) = (written.open.0, written.open_max.0);
         if open > open_max {
             let message = format!(
-                "is {}, below `open`: must be at least {}",
+                "{} is below `open`; must be at least {}",
                 humantime::format_duration(open_max),
                 humantime::format_duration(open)
             );

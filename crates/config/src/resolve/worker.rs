@@ -21,7 +21,7 @@ impl Resolver<'_> {
             self.refuse(&key.name("url"), &written.url, must);
         }
         if written.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
-            self.problem(&key.name("name"), "is empty: must be a name, or leave the key out");
+            self.problem(&key.name("name"), "empty; must be a name or left out");
         }
         let local_prefill = self.local_prefill(key, written);
         self.check_engine(key, written);
@@ -56,7 +56,7 @@ impl Resolver<'_> {
     fn local_prefill(&mut self, key: &Key, written: &written::Worker) -> bool {
         let decode = written.role == written::Role::Decode;
         if written.local_prefill.is_some() && !decode {
-            let message = "says something about decode workers only: leave it out";
+            let message = "is for `role: decode` only; must be left out";
             self.problem(&key.name("local_prefill"), message);
         }
         match written.role {
@@ -71,11 +71,11 @@ impl Resolver<'_> {
             return;
         }
         if written.role != written::Role::Unified {
-            let message = "`engine: openai` cannot hand KV over: must be `unified`";
+            let message = "`engine: openai` hands no KV over; must be `unified`";
             self.problem(&key.name("role"), message);
         }
         if written.ranks > 1 {
-            let message = "`engine: openai` has no ranks to address: must be 1";
+            let message = "`engine: openai` has no ranks to address; must be 1";
             self.problem(&key.name("ranks"), message);
         }
     }
@@ -143,7 +143,7 @@ impl Resolver<'_> {
         let (key, text) = match (&written.api_key_env, &written.api_key_file) {
             (None, None) => return Some(None),
             (Some(_), Some(_)) => {
-                let message = "and `api_key_env` are both given: only one may be";
+                let message = "`api_key_env` is given too; only one may be";
                 self.problem(&key.name("api_key_file"), message);
                 return None;
             }
@@ -170,7 +170,7 @@ impl Resolver<'_> {
         };
         let text = text.trim();
         if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            self.problem(&key, "holds no key: must be visible ASCII characters without blanks");
+            self.problem(&key, "holds no key; must hold visible ASCII characters without blanks");
             return None;
         }
         Some(Some(Secret::new(text)))
@@ -189,8 +189,8 @@ pub(super) fn parse_url(text: &str) -> Result<Uri, &'static str> {
         && uri.query().is_none()
         && !trimmed.contains(['#', '@'])
         && !authority.host().is_empty()
-        && uri.port_u16() != Some(0)
-        && (uri.port().is_some() || !authority.as_str().contains("]:"));
+        // A port out of range is none to the library.
+        && uri.port_u16().map_or(authority.as_str() == authority.host(), |port| port != 0);
     if plain { Ok(uri) } else { Err(URL) }
 }
 

@@ -82,7 +82,7 @@ section! {
         admin: Admin = Admin::default();
         /// The log, on standard error.
         log: Log = Log::default();
-        /// The end.
+        /// How the router stops.
         shutdown: Shutdown = Shutdown::default();
     }
 }
@@ -232,7 +232,7 @@ pub enum LogFormat {
 }
 
 section! {
-    /// The end.
+    /// How the router stops.
     Shutdown {
         /// How long running requests may take to end after SIGTERM or Ctrl-C.
         grace: Span = Span::secs(30), min "0s", max "1d";

@@ -90,7 +90,8 @@ section! {
         max_num_batched_tokens: Option<u32> = None, min 1;
         /// Whether chat requests may carry the prompt's token ids. Default: by the engine's version.
         takes_prompt_ids: Option<bool> = None;
-        /// How long it keeps a prefilled KV that nobody fetches, `kv_lease_duration`.
+        /// How long it keeps a prefilled KV that nobody fetches, `kv_lease_duration`; vLLM up to 0.21
+        /// keeps it `8m`.
         kv_lease: Span = Span::secs(30), min "1s", max "1h";
         /// Environment variable that holds the engine's API key.
         api_key_env: Option<String> = None;
