@@ -48,6 +48,14 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn request(place: &str, what: impl Into<String>) -> Error {
+        Error::Request { place: place.to_owned(), what: what.into() }
+    }
+
+    pub(crate) fn file(file: &std::path::Path, what: impl std::fmt::Display) -> Error {
+        Error::File { file: file.to_owned(), what: what.to_string() }
+    }
+
     /// Whether the request is at fault (the engine would answer 400 too), not the model directory.
     pub fn is_request(&self) -> bool {
         matches!(self, Error::Request { .. } | Error::Template { .. })
