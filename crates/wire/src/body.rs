@@ -216,24 +216,29 @@ fn prompt_list(raw: &str) -> Result<Prompt<'_>, BodyError> {
 fn ids(raw: &str) -> Result<Vec<u32>, BodyError> {
     let inside = raw.strip_prefix('[').and_then(|raw| raw.strip_suffix(']')).unwrap_or_default();
     let mut ids = Vec::with_capacity(inside.len() / 6);
-    let mut id: Option<u32> = None;
-    for byte in inside.bytes() {
+    let (mut id, mut digits) = (0u64, false);
+    // The comma at the end closes the last one.
+    for byte in inside.bytes().chain([b',']) {
         match byte {
             b'0'..=b'9' => {
-                let digit = u32::from(byte - b'0');
-                let longer = id.unwrap_or(0).checked_mul(10).and_then(|id| id.checked_add(digit));
-                id = Some(longer.ok_or_else(|| bad_prompt("a token id is beyond 32 bits"))?);
+                (id, digits) = (id * 10 + u64::from(byte - b'0'), true);
+                if id > u64::from(u32::MAX) {
+                    return Err(bad_prompt("a token id is beyond 32 bits"));
+                }
             }
-            b',' => ids.extend(id.take()),
+            b',' =>
+            {
+                #[allow(clippy::cast_possible_truncation)]
+                if std::mem::take(&mut digits) {
+                    ids.push(std::mem::take(&mut id) as u32);
+                }
+            }
             b' ' | b'\n' | b'\r' | b'\t' => {}
             b'-' => return Err(bad_prompt("a token id is negative")),
-            b'.' | b'e' | b'E' if id.is_some() => {
-                return Err(bad_prompt("a token id is not an integer"));
-            }
+            b'.' | b'e' | b'E' if digits => return Err(bad_prompt("a token id is not an integer")),
             _ => return Err(bad_prompt("a list of token ids holds something else")),
         }
     }
-    ids.extend(id);
     Ok(ids)
 }
 

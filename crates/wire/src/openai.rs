@@ -64,7 +64,7 @@ impl ApiError {
 pub const DONE_EVENT: &[u8] = b"data: [DONE]\n\n";
 
 /// One entry of `/v1/models`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelCard<'a> {
     /// The name clients use.
     pub id: &'a str,
@@ -95,4 +95,40 @@ fn model_value(card: &ModelCard<'_>) -> Value {
         "root": card.parent.unwrap_or(card.id), "parent": card.parent,
         "max_model_len": card.max_model_len,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_class_field_and_status() {
+        let error = ApiError::new(429, "busy \"now\"\n").param("model");
+        let expected = json!({"error": {
+            "message": "busy \"now\"\n", "type": "RateLimitError", "param": "model", "code": 429,
+        }});
+        assert_eq!(serde_json::from_slice::<Value>(&error.body()).unwrap(), expected);
+        let event = error.event();
+        let data = event.strip_prefix(b"data: ").unwrap().strip_suffix(b"\n\n").unwrap();
+        assert!(!data.contains(&b'\n'));
+        assert_eq!(serde_json::from_slice::<Value>(data).unwrap(), expected);
+    }
+
+    #[test]
+    fn adapters_stand_in_the_model_list_with_their_base() {
+        let base =
+            ModelCard { id: "m", created: 1, owned_by: "us", parent: None, max_model_len: Some(8) };
+        let adapter = ModelCard { id: "sql", parent: Some("m"), ..base };
+        let list: Value = serde_json::from_slice(&models([base, adapter])).unwrap();
+        assert_eq!(list["object"], "list");
+        assert_eq!(
+            (&list["data"][0]["root"], &list["data"][0]["parent"]),
+            (&json!("m"), &json!(null))
+        );
+        assert_eq!(
+            (&list["data"][1]["id"], &list["data"][1]["parent"]),
+            (&json!("sql"), &json!("m"))
+        );
+        assert_eq!(serde_json::from_slice::<Value>(&model(&adapter)).unwrap(), list["data"][1]);
+    }
 }

@@ -42,7 +42,7 @@ pub enum Hold {
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With `[DONE]`.
+    /// With `[DONE]`, or the event that ends a stream in APIs without it.
     Clean,
     /// With an error event (`[DONE]` may have followed).
     Error,
@@ -62,6 +62,19 @@ pub struct Seen {
     pub whole: usize,
 }
 
+/// What the `event` field says, as far as it matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Name {
+    #[default]
+    Plain,
+    Error,
+    Last,
+}
+
+/// Names of the event that ends a stream of the Responses and Messages APIs, which pass through.
+const LAST_EVENTS: &[&[u8]] =
+    &[b"response.completed", b"response.incomplete", b"response.failed", b"message_stop"];
+
 /// Observer of one SSE reply.
 #[derive(Debug, Default)]
 pub struct Watch {
@@ -72,7 +85,7 @@ pub struct Watch {
     /// Data of an event whose end has not come yet.
     data: Vec<u8>,
     has_data: bool,
-    named_error: bool,
+    name: Name,
     /// The last chunk ended with a carriage return, of which a line feed may be part.
     after_cr: bool,
     content_events: u64,
@@ -175,7 +188,7 @@ impl Watch {
     }
 
     fn between_events(&self) -> bool {
-        !self.has_data && !self.named_error && self.line.is_empty() && !self.overlong
+        !self.has_data && self.name == Name::Plain && self.line.is_empty() && !self.overlong
     }
 
     fn keep(&mut self, part: &[u8]) {
@@ -199,7 +212,7 @@ impl Watch {
                 Some(data) => self.event(data),
                 None => self.kept_event(),
             },
-            Line::ErrorName => self.named_error = true,
+            Line::Name(name) => self.name = name,
             Line::Other => {}
         }
     }
@@ -211,7 +224,7 @@ impl Watch {
                 self.add_all(data);
                 self.add_data(value);
             }
-            Line::ErrorName => self.named_error = true,
+            Line::Name(name) => self.name = name,
             Line::Blank | Line::Other => {}
         }
     }
@@ -239,16 +252,17 @@ impl Watch {
             self.has_data = false;
             self.event(&data);
         } else {
-            self.named_error = false;
+            self.name = Name::Plain;
         }
     }
 
     /// A whole event.
     fn event(&mut self, data: &[u8]) {
-        let named_error = std::mem::take(&mut self.named_error);
+        let name = std::mem::take(&mut self.name);
+        self.done |= name == Name::Last;
         if data == b"[DONE]" {
             self.done = true;
-        } else if named_error || is_error(data) {
+        } else if name == Name::Error || is_error(data) {
             self.error_came_first |= self.content_events == 0 && !self.done;
             self.error.get_or_insert_with(|| {
                 String::from_utf8_lossy(data.get(..MAX_ERROR_BYTES).unwrap_or(data)).into_owned()
@@ -270,8 +284,7 @@ pub fn read_usage(body: &[u8]) -> Option<Usage> {
 enum Line<'a> {
     Blank,
     Data(&'a [u8]),
-    /// `event: error`
-    ErrorName,
+    Name(Name),
     /// Comments and fields that do not matter here.
     Other,
 }
@@ -282,10 +295,12 @@ impl<'a> Line<'a> {
             Line::Data(value)
         } else if line.is_empty() {
             Line::Blank
-        } else if field(line, b"event") == Some(b"error") {
-            Line::ErrorName
         } else {
-            Line::Other
+            match field(line, b"event") {
+                Some(b"error") => Line::Name(Name::Error),
+                Some(name) if LAST_EVENTS.contains(&name) => Line::Name(Name::Last),
+                _ => Line::Other,
+            }
         }
     }
 }
@@ -449,6 +464,8 @@ mod tests {
         assert_eq!(watch("data: [DONE]\n\n").finish(), End::Clean);
         assert_eq!(watch("data: [DONE]").finish(), End::Clean);
         assert_eq!(watch("data: [DO").finish(), End::Cut);
+        assert_eq!(watch("event: message_stop\ndata: {}\n\n").finish(), End::Clean);
+        assert_eq!(watch("event: response.created\ndata: {}\n\n").finish(), End::Cut);
         assert_eq!(watch("data: [DONE]\n\n").hold(), Hold::Release);
     }
 
@@ -512,7 +529,7 @@ mod tests {
         fn any_bytes_split_anywhere_are_seen_alike(
             parts in prop::collection::vec(prop_oneof![
                 prop::sample::select(vec![
-                    "data: ", "data:", "\n", "\r\n", "\r", "\n\n", ":", "event: error", "[DONE]",
+                    "data: ", "data:", "\n", "\r\n", "\r", "\n\n", ":", "event: error", "event: message_stop", "[DONE]",
                     "{\"text\":\"a\"}", "{\"error\":{}}", "{\"choices\":[],", "\"usage\":{\"prompt_tokens\":1}}",
                 ]).prop_map(|text| text.as_bytes().to_vec()),
                 any::<[u8; 2]>().prop_map(|bytes| bytes.to_vec()),

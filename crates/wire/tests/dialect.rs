@@ -10,6 +10,7 @@ use pointsman_wire::dialect::{
     Api, Dialect, Failure, Handoff, LegContext, LegRequest, Order, Prefill, Request, Vllm,
 };
 use pointsman_wire::sse::read_usage;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const VLLM: Dialect = Dialect::Vllm(Vllm { chat_takes_ids: false, lease_ms: 30_000 });
@@ -258,4 +259,32 @@ fn only_vllm_splits_a_request() {
     assert_eq!(VLLM.order(), Some(Order::PrefillFirst));
     assert_eq!(Dialect::OpenAi.order(), None);
     assert!(Dialect::OpenAi.prefill_leg(&request(Api::Chat, "{}"), &LEG).is_none());
+}
+
+proptest! {
+    #[test]
+    fn no_answer_makes_the_reading_panic(
+        bytes: Vec<u8>,
+        status: u16,
+        params in r#"\{("(do_remote_prefill|remote_block_ids|remote_num_tokens)":[\[\]{}",0-9tru.]{0,9},?)*\}"#,
+    ) {
+        let _ = VLLM.read_prefill(status, &bytes, Some(5));
+        let answer = format!("{{\"kv_transfer_params\":{params}}}");
+        let _ = VLLM.read_prefill(200, answer.as_bytes(), None);
+    }
+
+    #[test]
+    fn a_leg_changes_no_member_that_it_does_not_set(
+        extra in prop::collection::btree_map("[a-z]{3,6}_x", r#"-?[1-9][0-9]{0,30}\.[0-9]{1,20}"#, 0..5),
+        chat: bool,
+    ) {
+        let members: String = extra.iter().map(|(name, number)| format!(", \"{name}\" : {number}")).collect();
+        let body = format!("{{\"prompt\":\"a\",\"stream\":true{members}}}");
+        let request = request(if chat { Api::Chat } else { Api::Completions }, &body);
+        let handed = handoff(200, &answer(&params()), None);
+        for leg in [VLLM.prefill_leg(&request, &LEG).unwrap(), VLLM.decode_leg(&request, &handed, &LEG)] {
+            prop_assert!(text(&leg).contains(&members), "{}", text(&leg));
+        }
+        prop_assert_eq!(&VLLM.local_leg(&request, &LEG).body, request.body().bytes());
+    }
 }

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use crate::body::{Body, BodyError, Limits};
-use crate::json;
+use crate::json::{self, Member};
 use crate::splice::Edit;
 
 /// Which endpoint a request came to.
@@ -163,13 +163,15 @@ fn strip(body: &Body, limits: &Limits, depth: usize) -> Option<Bytes> {
             edit.remove(reserved);
             found = true;
         }
-        if let Some(container) = CONTAINERS.iter().find(|container| **container == name)
-            && strip_inside(member.value(text), limits, depth).is_some()
+    }
+    for container in CONTAINERS {
+        let mut named = body.members().iter().filter(|member| member.name(text) == *container);
+        let inside = |member: &Member| strip_inside(member.value(text), limits, depth);
+        if named.clone().any(|member| inside(member).is_some())
+            && let Some(last) = named.next_back()
         {
-            // Of several the last counts, whichever of them is not clean.
-            let last = body.raw(container)?;
-            let clean = strip_inside(last, limits, depth).unwrap_or_else(|| last.to_owned());
-            edit.set(container, clean);
+            // Of several the last counts, whichever of them was not clean.
+            edit.set(container, inside(last).unwrap_or_else(|| last.value(text).to_owned()));
             found = true;
         }
     }

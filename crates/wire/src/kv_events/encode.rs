@@ -73,11 +73,6 @@ const SPEC_KIND: &str = "full_attention";
 impl Writer {
     fn event(&mut self, event: &Announce<'_>, encoding: Encoding) {
         let map = encoding == Encoding::Map;
-        let key = |out: &mut Writer, name: &str| {
-            if map {
-                out.str(name);
-            }
-        };
         // Fields of the event besides its type; an array also ends with the sliding window, which a
         // map leaves out as it has its default.
         let (tag, fields) = match event {
@@ -90,62 +85,55 @@ impl Writer {
         } else {
             self.array(fields + 1);
         }
-        key(self, "type");
-        self.str(tag);
+        self.key("type", map).str(tag);
         match *event {
-            Announce::Stored {
-                hashes,
-                parent,
-                tokens,
-                block_size,
-                lora_name,
-                medium,
-                cache_salt,
-            } => {
-                key(self, "block_hashes");
-                self.names(hashes);
-                key(self, "parent_block_hash");
-                match parent {
-                    Some(parent) => self.name(&parent),
-                    None => self.nil(),
-                }
-                key(self, "token_ids");
-                self.array(tokens.len());
-                for token in tokens {
-                    self.uint(u64::from(*token));
-                }
-                key(self, "block_size");
-                self.uint(u64::from(block_size));
-                key(self, "lora_id");
-                self.nil();
-                key(self, "medium");
-                self.optional(medium);
-                key(self, "lora_name");
-                self.optional(lora_name);
-                key(self, "extra_keys");
-                self.array(hashes.len());
-                for index in 0..hashes.len() {
-                    let salt = cache_salt.filter(|_| index == 0 && parent.is_none());
-                    self.extra_keys(lora_name, salt);
-                }
-                key(self, "group_idx");
-                self.uint(0);
-                key(self, "kv_cache_spec_kind");
-                self.str(SPEC_KIND);
-                if !map {
-                    self.nil();
-                }
-            }
+            Announce::Stored { .. } => self.stored(event, map),
             Announce::Removed { hashes, medium } => {
-                key(self, "block_hashes");
-                self.names(hashes);
-                key(self, "medium");
-                self.optional(medium);
-                key(self, "group_idx");
-                self.uint(0);
+                self.key("block_hashes", map).names(hashes);
+                self.key("medium", map).optional(medium);
+                self.key("group_idx", map).uint(0);
             }
             Announce::Cleared => {}
         }
+    }
+
+    fn stored(&mut self, event: &Announce<'_>, map: bool) {
+        let Announce::Stored { hashes, parent, tokens, block_size, lora_name, medium, cache_salt } =
+            *event
+        else {
+            return;
+        };
+        self.key("block_hashes", map).names(hashes);
+        match (self.key("parent_block_hash", map), parent) {
+            (out, Some(parent)) => out.name(&parent),
+            (out, None) => out.nil(),
+        }
+        self.key("token_ids", map).array(tokens.len());
+        for token in tokens {
+            self.uint(u64::from(*token));
+        }
+        self.key("block_size", map).uint(u64::from(block_size));
+        self.key("lora_id", map).nil();
+        self.key("medium", map).optional(medium);
+        self.key("lora_name", map).optional(lora_name);
+        self.key("extra_keys", map).array(hashes.len());
+        for index in 0..hashes.len() {
+            let salt = cache_salt.filter(|_| index == 0 && parent.is_none());
+            self.extra_keys(lora_name, salt);
+        }
+        self.key("group_idx", map).uint(0);
+        self.key("kv_cache_spec_kind", map).str(SPEC_KIND);
+        if !map {
+            self.nil();
+        }
+    }
+
+    /// A field's name, where fields have names.
+    fn key(&mut self, name: &str, map: bool) -> &mut Self {
+        if map {
+            self.str(name);
+        }
+        self
     }
 
     fn extra_keys(&mut self, lora: Option<&str>, salt: Option<&str>) {
