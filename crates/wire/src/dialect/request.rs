@@ -109,9 +109,10 @@ impl Request {
 
     /// Whether prefill and decode may run on different workers; if not, why (a short label).
     ///
-    /// `n` above 1 is allowed: the prompt is prefilled once and each sequence pulls it. (vLLM frees
-    /// the prefill worker's copy after the first pull. The other sequences take the pulled blocks
-    /// from the decode worker's own cache or pull at the same time.)
+    /// `n` above 1 is allowed: the prompt is prefilled once and each sequence pulls it. vLLM frees
+    /// the prefill worker's copy after the first pull; a sequence that the decode worker starts only
+    /// later finds the whole blocks in its own cache, but pulls the last, partial one from memory
+    /// that may hold something else by then (read in its sources, not seen).
     pub fn disaggregable(&self) -> Result<(), &'static str> {
         let body = &self.body;
         let on = |name| body.flag(name).unwrap_or(false);
