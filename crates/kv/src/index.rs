@@ -331,3 +331,59 @@ impl Removed {
         self.unknown += more.unknown;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::{Hasher, SpaceKey};
+
+    #[test]
+    fn a_batch_is_applied_in_order_and_summed_up() {
+        let (mut writer, reader) = index();
+        let space = Hasher::new(1).space(&SpaceKey::plain(1));
+        let names = [EngineHash(1), EngineHash(2)];
+        let (slot, tier) = (Slot(0), Tier::Device);
+        let store =
+            Store { slot, tier, space, parent: None, blocks: &names, tokens: &[8, 9], extra: &[] };
+        let sum = writer.apply(&[
+            Event::Store(store),
+            Event::Remove { slot, tier, blocks: &names[..1] },
+            Event::Clear { slot },
+            Event::Remove { slot, tier, blocks: &names },
+            Event::Store(store),
+            Event::Remove { slot, tier, blocks: &names[1..] },
+        ]);
+        assert_eq!(sum.stored, Stored { blocks: 4, ..Stored::default() });
+        assert_eq!(sum.removed, Removed { blocks: 2, unknown: 2 });
+        assert_eq!(sum.clears, 1);
+        let (mut chain, mut out) = (Vec::new(), Overlap::new());
+        space.chain(&[8, 9], &mut chain);
+        reader.overlap(&chain, &mut out);
+        assert_eq!(out.get(slot).device, 1);
+        assert_eq!(writer.stats().slots[0].stored.blocks, 4);
+    }
+
+    #[test]
+    fn readers_work_on_other_threads_while_the_writer_goes_on() {
+        let (mut writer, reader) = index();
+        let space = Hasher::new(1).space(&SpaceKey::plain(1));
+        let mut chain = Vec::new();
+        space.chain(&[1, 2, 3], &mut chain);
+        std::thread::scope(|scope| {
+            for reader in [reader.clone(), writer.reader()] {
+                let chain = &chain;
+                scope.spawn(move || {
+                    let mut out = Overlap::new();
+                    for _ in 0..200 {
+                        reader.overlap(chain, &mut out);
+                        assert!(matches!(out.get(Slot(0)).total(), 0 | 3));
+                    }
+                });
+            }
+            for now in 0..200 {
+                writer.place(Slot(0), &chain, now);
+                writer.clear(Slot(0));
+            }
+        });
+    }
+}

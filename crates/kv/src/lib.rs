@@ -3,6 +3,27 @@
 //! Block hashing ([`Hasher`]), the prefix index ([`index`]) and the event-stream cursor
 //! ([`Cursor`]). No async, IO, clock, env or logging: time and randomness come in as arguments.
 //! Decoding of engine messages is not here (the wire crate), nor are sockets.
+//!
+//! ```
+//! use pointsman_kv::{EngineHash, Hasher, Overlap, Slot, SpaceKey, Store, Tier, index};
+//!
+//! let space = Hasher::new(42).space(&SpaceKey::plain(4));
+//! let (mut writer, reader) = index();
+//! let prompt: Vec<u32> = (0..10).collect();
+//! writer.store(&Store {
+//!     slot: Slot(0),
+//!     tier: Tier::Device,
+//!     space,
+//!     parent: None,
+//!     blocks: &[EngineHash(7)],
+//!     tokens: &prompt[..4],
+//!     extra: &[],
+//! });
+//! let (mut chain, mut overlap) = (Vec::new(), Overlap::new());
+//! space.chain(&prompt, &mut chain);
+//! reader.overlap(&chain, &mut overlap);
+//! assert_eq!(overlap.get(Slot(0)).device, 1);
+//! ```
 
 mod cursor;
 mod event;

@@ -1,6 +1,7 @@
 //! What the router placed on a worker, least recently placed first.
 //!
 //! Invariant: `order` and `blocks` hold the same blocks, and times grow with the order.
+//! Memory: 50 to 90 bytes per placed block.
 
 use crate::names::BlockHash;
 use std::collections::{BTreeMap, HashMap};
