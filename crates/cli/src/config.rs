@@ -19,7 +19,7 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match args.what {
-        What::Schema => println!("{}", serde_json::to_string_pretty(pointsman_config::schema())?),
+        What::Schema => println!("{}", serde_json::to_string_pretty(&pointsman_config::schema())?),
         What::Reference => print!("{}", pointsman_config::reference()),
     }
     Ok(ExitCode::SUCCESS)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use pointsman_config::{File, Loaded, Override, Sources};
 
 /// Where settings come from.
@@ -19,10 +19,7 @@ pub(crate) struct ConfigArgs {
 impl ConfigArgs {
     /// Reads file, environment and flags; `named` are the flags with names of their own.
     pub(crate) fn load(&self, named: Vec<Override>) -> anyhow::Result<Loaded> {
-        let mut overrides = Vec::new();
-        for argument in &self.set {
-            overrides.push(Override::parse("--set", argument)?);
-        }
+        let mut overrides = set(&self.set)?;
         overrides.extend(named);
         load(Sources {
             file: self.config.clone().map(File::Path),
@@ -30,6 +27,12 @@ impl ConfigArgs {
             overrides,
         })
     }
+}
+
+/// Reads the arguments of `--set`.
+pub(crate) fn set(arguments: &[String]) -> anyhow::Result<Vec<Override>> {
+    let parse = |argument: &String| Override::parse("--set", argument);
+    arguments.iter().map(parse).collect::<Result<_, _>>().map_err(|problem| anyhow!("{problem}"))
 }
 
 /// Reads sources; every problem goes into one message, a line each.

@@ -7,7 +7,7 @@ use pointsman_config::{File, Sources};
 use pointsman_sim::mock::{EngineConfig, MockEngine, Role};
 use serde_json::{Value, json};
 
-use crate::sources::{flag, load};
+use crate::sources::{flag, load, set};
 use crate::{logging, shutdown};
 
 /// Engines of one role at most: each has sockets and tasks of its own.
@@ -106,10 +106,7 @@ fn file(args: &Args, engines: &[(String, MockEngine)]) -> File {
 }
 
 fn overrides(args: &Args) -> anyhow::Result<Vec<pointsman_config::Override>> {
-    let mut overrides = Vec::new();
-    for argument in &args.set {
-        overrides.push(pointsman_config::Override::parse("--set", argument)?);
-    }
+    let mut overrides = set(&args.set)?;
     overrides.extend(args.policy.as_ref().map(|policy| flag("--policy", "routing.policy", policy)));
     Ok(overrides)
 }

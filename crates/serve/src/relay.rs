@@ -47,7 +47,8 @@ pub(crate) struct Patience {
 
 /// A stream up to its first content.
 pub(crate) struct Opened {
-    held: VecDeque<Bytes>,
+    /// Each chunk with where its last whole event ends.
+    held: Vec<(Bytes, usize)>,
     watch: Watch,
     body: Incoming,
 }
@@ -60,7 +61,7 @@ pub(crate) async fn open(
 ) -> Result<Opened, Cause> {
     use http_body_util::BodyExt;
     let mut watch = Watch::new();
-    let (mut held, mut bytes) = (VecDeque::new(), 0);
+    let (mut held, mut bytes) = (Vec::new(), 0);
     while watch.hold() == Hold::Hold && bytes < limit {
         let until = patience.deadline.min(Instant::now() + patience.idle);
         let frame = match tokio::time::timeout_at(until, body.frame()).await {
@@ -69,9 +70,9 @@ pub(crate) async fn open(
             Ok(Some(Ok(frame))) => frame,
         };
         if let Ok(data) = frame.into_data() {
-            watch.feed(&data);
+            let seen = watch.feed(&data);
             bytes += data.len();
-            held.push_back(data);
+            held.push((data, seen.whole));
         }
     }
     match watch.hold() {
@@ -85,8 +86,8 @@ impl Relay {
     pub(crate) fn stream(opened: Opened, mut run: Run, patience: Patience) -> Relay {
         run.first_token(opened.watch.tokens());
         let mut relay = Relay::over(opened.body, run, patience);
-        for chunk in opened.held {
-            relay.pass(chunk);
+        for (chunk, whole) in opened.held {
+            relay.pass(chunk, whole);
         }
         relay.watch = Some(opened.watch);
         relay
@@ -112,19 +113,9 @@ impl Relay {
     }
 
     /// Queues what of a chunk ends whole events, and keeps the rest.
-    fn pass(&mut self, chunk: Bytes) {
-        let whole = events_end(&chunk);
-        if self.partial.is_empty() && whole == chunk.len() {
-            self.out.push_back(chunk);
-            return;
-        }
+    fn pass(&mut self, chunk: Bytes, whole: usize) {
         if whole == 0 && self.partial.len() + chunk.len() < MAX_EVENT_BYTES {
-            // The boundary itself may have been cut in two.
             self.partial.extend_from_slice(&chunk);
-            let whole = events_end(&self.partial);
-            if whole > 0 {
-                self.out.push_back(self.partial.split_to(whole).freeze());
-            }
             return;
         }
         if !self.partial.is_empty() {
@@ -146,7 +137,7 @@ impl Relay {
         if let Some(run) = &mut self.run {
             run.streamed(seen.content_events, watch.tokens());
         }
-        self.pass(chunk);
+        self.pass(chunk, seen.whole);
     }
 
     /// The engine's side has ended, well or not.
@@ -185,16 +176,6 @@ fn broken_off(cause: Cause, run: &Run) -> ApiError {
     )
 }
 
-/// Where the last whole event of some bytes ends; 0 if none does.
-fn events_end(bytes: &[u8]) -> usize {
-    if bytes.ends_with(b"\n\n") {
-        return bytes.len();
-    }
-    let lf = memchr::memmem::rfind(bytes, b"\n\n").map(|at| at + 2);
-    let crlf = memchr::memmem::rfind(bytes, b"\r\n\r\n").map(|at| at + 4);
-    lf.max(crlf).unwrap_or(0)
-}
-
 impl Body for Relay {
     type Data = Bytes;
     type Error = Infallible;
@@ -231,24 +212,5 @@ impl Body for Relay {
 
     fn is_end_stream(&self) -> bool {
         self.run.is_none() && self.out.is_empty()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::events_end;
-
-    #[test]
-    fn whole_events_end_at_the_last_blank_line() {
-        for (bytes, end) in [
-            (&b"data: 1\n\n"[..], 9),
-            (b"data: 1\n\ndata: 2", 9),
-            (b"data: 1\r\n\r\ndata", 11),
-            (b"data: 1\n", 0),
-            (b"", 0),
-            (b"a\n\nb\r\n\r\nc", 8),
-        ] {
-            assert_eq!(events_end(bytes), end, "{bytes:?}");
-        }
     }
 }
