@@ -90,7 +90,7 @@ impl<'e> Reader<'e, '_> {
         }
         let value = text.trim();
         self.notices.push(if self.environment.has(&native) {
-            format!("{variable} is not used: {native} is set")
+            format!("{variable} changes nothing: {native} is set")
         } else {
             format!("{variable} is read as `{path}: {value}`; the native variable is {native}")
         });
@@ -115,6 +115,7 @@ impl<'e> Reader<'e, '_> {
     fn policy(&mut self) -> Option<(&'static str, String)> {
         let mut policy = self.config().map(|policy| (CONFIG, policy));
         if let Some(text) = self.text(POLICY) {
+            self.unused(policy.map(|_| CONFIG), &format!("{POLICY} names the policy"));
             policy = Some((POLICY, text.trim().to_owned()));
         }
         let (variable, name) = policy?;
@@ -175,37 +176,55 @@ impl<'e> Reader<'e, '_> {
                 self.problems.push(Problem::whole(message, ""));
             }
             (Some(false), _, Some((variable, _))) => {
-                self.notices.push(format!("{variable} is not used: {SWITCH} is off"));
+                self.unused(Some(variable), &format!("{SWITCH} is off"));
                 self.switched(dynamo, short);
             }
-            (_, _, Some((variable, name))) => self.lay(variable, "policy", &name),
+            (_, _, Some((variable, name))) => {
+                self.lay(variable, "policy", &name);
+                let named = format!("{variable} names the policy");
+                self.unused(dynamo.map(|_| SWITCH), &named);
+                self.unused(short.map(|_| SHORT_SWITCH), &named);
+            }
             (_, _, None) => self.switched(dynamo, short),
         }
     }
 
     fn switched(&mut self, dynamo: Option<bool>, short: Option<bool>) {
-        match (dynamo, short) {
-            (Some(true), _) => self.lay(SWITCH, "policy", "isl_bounding"),
-            (_, Some(true)) => self.lay(SHORT_SWITCH, "policy", "short_prompt"),
-            (Some(false), _) => self.lay(SWITCH, "policy", "always_remote"),
-            (_, Some(false)) => self.lay(SHORT_SWITCH, "policy", "always_remote"),
-            (None, None) => {}
-        }
+        let (variable, policy) = match (dynamo, short) {
+            (Some(true), _) => (SWITCH, "isl_bounding"),
+            (_, Some(true)) => (SHORT_SWITCH, "short_prompt"),
+            (Some(false), _) => (SWITCH, "always_remote"),
+            (_, Some(false)) => (SHORT_SWITCH, "always_remote"),
+            (None, None) => return,
+        };
+        self.lay(variable, "policy", policy);
+        let both =
+            dynamo.and(short).map(|_| if variable == SWITCH { SHORT_SWITCH } else { SWITCH });
+        self.unused(both, &format!("{variable} decides"));
+    }
+
+    /// Says that a variable, if it is set, changes nothing by itself.
+    fn unused(&mut self, variable: Option<&str>, because: &str) {
+        self.notices.extend(variable.map(|name| format!("{name} changes nothing: {because}")));
     }
 
     fn gate(&mut self) {
         let switch = self.switch(GATE_SWITCH);
         let threshold = self.text(GATE);
         match (switch, threshold) {
-            (Some(true), Some(text)) => self.lay(GATE, "isl_gate", text),
+            (Some(true), Some(text)) => {
+                self.lay(GATE, "isl_gate", text);
+                self.unused(Some(GATE_SWITCH), &format!("{GATE} sets the key"));
+            }
             (Some(true), None) => {
                 let message = format!("{GATE_SWITCH} is on; {GATE} must be set, to an integer");
                 self.problems.push(Problem::whole(message, ""));
             }
-            (Some(false), _) => self.lay(GATE_SWITCH, "isl_gate", "off"),
-            (None, Some(_)) => {
-                self.notices.push(format!("{GATE} is not used: {GATE_SWITCH} is not on"));
+            (Some(false), threshold) => {
+                self.lay(GATE_SWITCH, "isl_gate", "off");
+                self.unused(threshold.map(|_| GATE), &format!("{GATE_SWITCH} is off"));
             }
+            (None, Some(_)) => self.unused(Some(GATE), &format!("{GATE_SWITCH} is not on")),
             (None, None) => {}
         }
     }

@@ -38,7 +38,7 @@ fn the_switch_off_is_always_remote() {
     assert_eq!(
         loaded.notices,
         [
-            format!("{POLICY} is not used: {SWITCH} is off"),
+            format!("{POLICY} changes nothing: {SWITCH} is off"),
             format!(
                 "{SWITCH} is read as `routing.policy: always_remote`; the native variable is \
                  POINTSMAN__ROUTING__POLICY"
@@ -81,6 +81,7 @@ fn every_value_reaches_its_key_and_is_told_once() {
             native(PREFILL_BUSY, "prefill_busy_threshold", "16"),
             native(DECODE_BUSY, "decode_busy_threshold", "0.5"),
             native(POLICY, "policy", "isl_or_load"),
+            format!("{SWITCH} changes nothing: {POLICY} names the policy"),
         ]
     );
 }
@@ -112,8 +113,8 @@ fn the_gate_needs_switch_and_threshold() {
         let loaded = with(LEAST, variables, &[]);
         (loaded.settings.models[0].routing.isl_gate, loaded.notices.len())
     };
-    assert_eq!(gate(&[(GATE_SWITCH, "1"), (GATE, "1000")]), (IslGate::UnifiedUpTo(1000), 1));
-    assert_eq!(gate(&[(GATE_SWITCH, "0"), (GATE, "1000")]), (IslGate::Off, 1));
+    assert_eq!(gate(&[(GATE_SWITCH, "1"), (GATE, "1000")]), (IslGate::UnifiedUpTo(1000), 2));
+    assert_eq!(gate(&[(GATE_SWITCH, "0"), (GATE, "1000")]), (IslGate::Off, 2));
     assert_eq!(gate(&[(GATE, "1000")]), (IslGate::Off, 1));
     assert_eq!(
         refused(LEAST, &[(GATE_SWITCH, "1")], &[]),
@@ -135,7 +136,7 @@ fn aliases_override_the_file_and_native_variables_override_aliases() {
     let native = "POINTSMAN__ROUTING__EFF_ISL_THRESHOLD";
     assert_eq!(
         threshold(&[(THRESHOLD, "2"), (native, "3")]),
-        (3, vec![format!("{THRESHOLD} is not used: {native} is set")])
+        (3, vec![format!("{THRESHOLD} changes nothing: {native} is set")])
     );
 }
 
@@ -232,4 +233,26 @@ fn a_policy_that_looks_at_load_needs_its_threshold_here_too() {
         "routing.prefill_busy_threshold: missing; policy `prefill_load` needs it, a number of at \
          least 0"
     );
+}
+
+#[test]
+fn every_variable_that_is_set_is_in_a_notice() {
+    let config = r#"{"policy": "isl_or_load", "prefill_busy_threshold": 1}"#;
+    for (variables, policy) in [
+        (vec![(SWITCH, "0"), (SHORT_SWITCH, "0")], "always_remote"),
+        (vec![(SWITCH, "0"), (SHORT_SWITCH, "1"), (SHORT, "5")], "short_prompt"),
+        (vec![(SWITCH, "1"), (SHORT_SWITCH, "0")], "isl_bounding"),
+        (vec![(SWITCH, "1"), (SHORT_SWITCH, "0"), (POLICY, "isl_bounding")], "isl_bounding"),
+        (vec![(SWITCH, "0"), (CONFIG, config)], "always_remote"),
+        (vec![(SWITCH, "1"), (CONFIG, config), (POLICY, "prefill_load")], "prefill_load"),
+        (vec![(GATE_SWITCH, "1"), (GATE, "5")], "isl_bounding"),
+        (vec![(GATE_SWITCH, "0"), (GATE, "5")], "isl_bounding"),
+    ] {
+        let loaded = with(LEAST, &variables, &[]);
+        assert_eq!(loaded.settings.models[0].routing.policy.rule.as_str(), policy, "{variables:?}");
+        for (variable, _) in variables {
+            let begins = |notice: &String| notice.split(' ').next() == Some(variable);
+            assert!(loaded.notices.iter().any(begins), "{variable}: {:?}", loaded.notices);
+        }
+    }
 }
