@@ -30,7 +30,7 @@ pub(super) struct Closed {
 pub(super) struct App {
     pub(super) config: EngineConfig,
     pub(super) model: Arc<Model>,
-    pub(super) words: Words,
+    pub(super) words: Arc<Words>,
     pub(super) ranks: Vec<Arc<Rank>>,
     pub(super) publishers: Vec<Arc<Publisher>>,
     pub(super) registry: Arc<Registry>,
@@ -55,7 +55,7 @@ pub(super) struct App {
 pub(super) struct Parts {
     pub(super) config: EngineConfig,
     pub(super) model: Arc<Model>,
-    pub(super) words: Words,
+    pub(super) words: Arc<Words>,
     pub(super) ranks: Vec<Arc<Rank>>,
     pub(super) publishers: Vec<Arc<Publisher>>,
     pub(super) registry: Arc<Registry>,

@@ -1,7 +1,7 @@
 //! Binds a mock engine's sockets and starts its tasks.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pointsman_tokens::{CacheLimits, Model};
 use tokio::net::TcpListener;
@@ -29,11 +29,10 @@ struct RankSockets {
 
 pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError> {
     config.validate()?;
-    let model = match &config.tokenizer {
-        Some(model) => model.clone(),
-        None => Arc::new(Model::builtin(CacheLimits::default()).map_err(tokenizer)?),
+    let (model, words) = match &config.tokenizer {
+        Some(model) => (model.clone(), Arc::new(Words::of(model))),
+        None => builtin()?,
     };
-    let words = Words::of(&model);
     if words.is_empty() {
         let reason = "the model has no plain words to answer with".to_owned();
         return Err(StartError::Setting { key: "tokenizer", reason });
@@ -83,9 +82,16 @@ pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError
     Ok(MockEngine { app, addr, control: control_addr, events })
 }
 
-#[allow(clippy::needless_pass_by_value)] // as `map_err` wants it
-fn tokenizer(error: pointsman_tokens::Error) -> StartError {
-    StartError::Setting { key: "tokenizer", reason: error.to_string() }
+/// The built-in model, read once for all engines of the process.
+fn builtin() -> Result<(Arc<Model>, Arc<Words>), StartError> {
+    static BUILTIN: OnceLock<Result<(Arc<Model>, Arc<Words>), String>> = OnceLock::new();
+    let read = || {
+        let model = Model::builtin(CacheLimits::default()).map_err(|error| error.to_string())?;
+        let words = Arc::new(Words::of(&model));
+        Ok((Arc::new(model), words))
+    };
+    let setting = |reason| StartError::Setting { key: "tokenizer", reason };
+    BUILTIN.get_or_init(read).clone().map_err(setting)
 }
 
 /// An id in the form of NIXL's, other for each engine.
