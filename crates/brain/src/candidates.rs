@@ -129,3 +129,37 @@ fn overlap_tokens(held: Held, block_size: u32, isl_tokens: u32) -> u32 {
     let tokens = (quarter_blocks.saturating_mul(u64::from(block_size)).saturating_add(2)) / 4;
     u32::try_from(tokens).unwrap_or(u32::MAX).min(isl_tokens)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlap_is_weighted_by_tier_and_rounded_in_tokens() {
+        let held = |device, host, disk| Held { device, host, disk };
+        // (held, block size, ISL, overlap)
+        let cases = [
+            (held(0, 0, 0), 16, 100, 0),
+            (held(3, 0, 0), 16, 100, 48),
+            (held(0, 3, 0), 16, 100, 36),
+            (held(0, 0, 3), 16, 100, 12),
+            (held(1, 1, 1), 16, 100, 32),
+            // Rounded once, in tokens: 5 x (0.75 + 0.25) is 5, not 4 + 1.
+            (held(0, 1, 1), 5, 100, 5),
+            // 0.75, 0.25, 0.5 of a token.
+            (held(0, 1, 0), 1, 100, 1),
+            (held(0, 0, 1), 1, 100, 0),
+            (held(0, 0, 2), 1, 100, 1),
+            (held(0, 0, 1), 3, 100, 1),
+            // At most the ISL.
+            (held(6, 0, 0), 16, 96, 96),
+            (held(7, 0, 0), 16, 100, 100),
+            (held(99, 99, 99), 16, 0, 0),
+            (held(u32::MAX, u32::MAX, u32::MAX), u32::MAX, u32::MAX, u32::MAX),
+            (held(u32::MAX, u32::MAX, u32::MAX), u32::MAX, 7, 7),
+        ];
+        for (held, block_size, isl, overlap) in cases {
+            assert_eq!(overlap_tokens(held, block_size, isl), overlap, "{held:?} {block_size}");
+        }
+    }
+}

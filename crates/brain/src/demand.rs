@@ -49,3 +49,40 @@ impl KvDemand {
         u64::from(self.prompt_blocks).saturating_add(output).min(MAX_BLOCKS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand(isl: u32, device: u32, sequences: u32, allowance: u32) -> KvDemand {
+        let held = Held { device, host: 9, disk: 9 };
+        KvDemand::new(isl, held, NonZeroU32::new(16).unwrap(), sequences, allowance)
+    }
+
+    #[test]
+    fn it_counts_what_the_worker_would_have_to_allocate() {
+        // (ISL, device blocks held, sequences, allowance, blocks)
+        let cases = [
+            (160, 0, 1, 0, 10),
+            (161, 0, 1, 0, 11),
+            (160, 4, 1, 0, 6),
+            (160, 40, 1, 0, 0),
+            (160, 0, 1, 32, 12),
+            (160, 0, 1, 33, 13),
+            (160, 0, 4, 32, 18),
+            (160, 0, 0, 32, 12),
+            (0, 0, 1, 0, 0),
+            (u32::MAX, 0, u32::MAX, u32::MAX, MAX_BLOCKS),
+        ];
+        for (isl, device, sequences, allowance, blocks) in cases {
+            let demand = demand(isl, device, sequences, allowance);
+            assert_eq!(demand.at_start(), blocks, "{demand:?}");
+        }
+    }
+
+    #[test]
+    fn it_grows_with_what_is_generated() {
+        let demand = demand(160, 0, 2, 32);
+        assert_eq!([demand.after(0), demand.after(32), demand.after(33)], [10, 14, 16]);
+    }
+}

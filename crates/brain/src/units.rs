@@ -73,3 +73,37 @@ impl Serialize for Factor {
         serializer.serialize_f64(self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_share_is_none() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.1, 1.000_000_1] {
+            assert_eq!(Share::new(value), None, "{value}");
+        }
+        for value in [0.0, -0.0, 0.7, 1.0, f64::MIN_POSITIVE] {
+            assert_eq!(Share::new(value).map(Share::get), Some(value));
+        }
+    }
+
+    #[test]
+    fn what_is_no_factor_is_none() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.1] {
+            assert_eq!(Factor::new(value), None, "{value}");
+        }
+        for value in [0.0, 0.7, 1.0, 4.0, f64::MAX] {
+            assert_eq!(Factor::new(value).map(Factor::get), Some(value));
+        }
+    }
+
+    #[test]
+    fn a_reading_is_brought_into_range() {
+        let cases =
+            [(1.2, Some(1.0)), (-3.0, Some(0.0)), (f64::INFINITY, Some(1.0)), (f64::NAN, None)];
+        for (value, share) in cases {
+            assert_eq!(Share::clamped(value).map(Share::get), share, "{value}");
+        }
+    }
+}

@@ -18,3 +18,43 @@ pub(super) fn verdict(
         Verdict::Remote(_) => by_isl,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{prompt, under_load};
+    use super::*;
+    use crate::fleet::Path::{Local, Remote};
+    use crate::signals::Signal;
+    use crate::units::Factor;
+
+    const LOAD: PrefillLoad = PrefillLoad { prefill_busy_threshold: Factor::ONE };
+
+    #[test]
+    fn either_is_enough() {
+        // (ISL, overlap, active, budget, path, label, budget missed)
+        let known = Some(8192);
+        let cases = [
+            (1000, 301, 8192, known, Local, "eff_isl_under", false),
+            (1000, 301, 8193, known, Local, "eff_isl_under", false),
+            (1000, 300, 8192, known, Remote, "eff_isl_ratio_over", false),
+            (1000, 300, 8193, known, Local, "prefill_busy", false),
+            (9000, 9000 - 2047, 8192, known, Local, "eff_isl_under", false),
+            (9000, 9000 - 2048, 8192, known, Remote, "eff_isl_over", false),
+            (9000, 9000 - 2048, 8193, known, Local, "prefill_busy", false),
+            (100_000, 0, 8192, known, Remote, "eff_isl_over", false),
+            (100_000, 0, 8193, known, Local, "prefill_busy", false),
+            (0, 0, 0, known, Local, "eff_isl_under", false),
+            // The budget counts as missed only where it was needed.
+            (1000, 301, 8193, None, Local, "eff_isl_under", false),
+            (1000, 300, 8193, None, Remote, "eff_isl_ratio_over", true),
+        ];
+        for (isl, overlap, active, budget, path, label, missed) in cases {
+            let facts = under_load(prompt(isl, overlap), active, budget);
+            let mut used = Fallbacks::EMPTY;
+            let verdict = verdict(&IslBounding::default(), &LOAD, &facts, &mut used);
+            let case = format!("ISL {isl}, overlap {overlap}, {active} of {budget:?}");
+            assert_eq!(verdict.labels(), (path, label), "{case}");
+            assert_eq!(used.contains(Signal::PrefillCapacity), missed, "{case}");
+        }
+    }
+}

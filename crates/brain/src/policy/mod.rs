@@ -191,3 +191,31 @@ impl Rule {
         }
     }
 }
+
+#[cfg(test)]
+mod testing {
+    use super::{Facts, Verdict};
+    use crate::fleet::Path;
+
+    /// A prompt of `isl` tokens of which `overlap` are held; a calm prefill worker.
+    pub(super) fn prompt(isl: u32, overlap: u32) -> Facts {
+        let overlap = overlap.min(isl);
+        let u = isl - overlap;
+        Facts { isl, overlap, u, prefill_active: 0, prefill_budget: Some(8192) }
+    }
+
+    /// The same with `active` prefill tokens on a worker that takes `budget` a step.
+    pub(super) fn under_load(facts: Facts, active: u64, budget: Option<u32>) -> Facts {
+        Facts { prefill_active: active, prefill_budget: budget, ..facts }
+    }
+
+    impl Verdict {
+        /// The path and the label of the reason.
+        pub(super) fn labels(self) -> (Path, &'static str) {
+            match self {
+                Verdict::Local(why) => (Path::Local, why.as_str()),
+                Verdict::Remote(why) => (Path::Remote, why.as_str()),
+            }
+        }
+    }
+}

@@ -29,3 +29,55 @@ impl PrefillLoad {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{prompt, under_load};
+    use super::*;
+    use crate::fleet::Path::{Local, Remote};
+
+    #[test]
+    fn busy_is_strictly_above_the_threshold() {
+        // (threshold, active, budget, path)
+        let cases = [
+            (1.0, 8191, Some(8192), Remote),
+            (1.0, 8192, Some(8192), Remote),
+            (1.0, 8193, Some(8192), Local),
+            (0.5, 4096, Some(8192), Remote),
+            (0.5, 4097, Some(8192), Local),
+            (2.5, 20_480, Some(8192), Remote),
+            (2.5, 20_481, Some(8192), Local),
+            // A bound between two whole numbers.
+            (0.7, 5734, Some(8192), Remote),
+            (0.7, 5735, Some(8192), Local),
+            // Nothing to wait for is never busy, whatever the threshold.
+            (0.0, 0, Some(8192), Remote),
+            (0.0, 1, Some(8192), Local),
+            (1.0, 0, Some(0), Remote),
+            (1.0, 1, Some(0), Local),
+            (1.0, u64::MAX, Some(8192), Local),
+            (f64::MAX, u64::MAX, Some(8192), Remote),
+            // An unknown budget is calm.
+            (0.0, u64::MAX, None, Remote),
+        ];
+        for (threshold, active, budget, path) in cases {
+            let rule = PrefillLoad { prefill_busy_threshold: Factor::new(threshold).unwrap() };
+            let facts = under_load(prompt(100_000, 0), active, budget);
+            let label = if path == Local { "prefill_busy" } else { "prefill_calm" };
+            let mut used = Fallbacks::EMPTY;
+            let case = format!("{active} of {budget:?} against {threshold}");
+            assert_eq!(rule.verdict(&facts, &mut used).labels(), (path, label), "{case}");
+            assert_eq!(used.contains(Signal::PrefillCapacity), budget.is_none(), "{case}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_the_prompt_does_not_matter() {
+        let rule = PrefillLoad { prefill_busy_threshold: Factor::ONE };
+        for isl in [0, 1, 100_000, u32::MAX] {
+            let busy = under_load(prompt(isl, 0), 8193, Some(8192));
+            let verdict = rule.verdict(&busy, &mut Fallbacks::default());
+            assert_eq!(verdict.labels(), (Local, "prefill_busy"), "ISL {isl}");
+        }
+    }
+}

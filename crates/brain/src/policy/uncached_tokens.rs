@@ -28,3 +28,40 @@ impl UncachedTokens {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::prompt;
+    use super::*;
+    use crate::fleet::Path::{Local, Remote};
+
+    #[test]
+    fn either_threshold_is_enough_and_both_are_strict() {
+        // (non_cached_tokens, prompt_tokens, ISL, overlap, path, label)
+        let cases = [
+            // Off: always local.
+            (0, 0, 100_000, 0, Local, "uncached_off"),
+            (0, 0, 0, 0, Local, "uncached_off"),
+            (0, 512, 100_000, 0, Local, "uncached_off"),
+            // Uncached tokens.
+            (256, 0, 1000, 745, Local, "uncached_under"),
+            (256, 0, 1000, 744, Remote, "uncached_over"),
+            (256, 0, 1000, 743, Remote, "uncached_over"),
+            (256, 0, 1000, 5000, Local, "uncached_under"),
+            (1, 0, 1000, 1000, Local, "uncached_under"),
+            (1, 0, 1000, 999, Remote, "uncached_over"),
+            (1, 0, 0, 0, Local, "uncached_under"),
+            // Short prompts.
+            (256, 512, 511, 0, Local, "prompt_under"),
+            (256, 512, 512, 0, Remote, "uncached_over"),
+            (256, 512, 513, 0, Remote, "uncached_over"),
+            (256, 512, 255, 0, Local, "uncached_under"),
+            (u32::MAX, 0, u32::MAX, 0, Remote, "uncached_over"),
+        ];
+        for (non_cached_tokens, prompt_tokens, isl, overlap, path, label) in cases {
+            let rule = UncachedTokens { non_cached_tokens, prompt_tokens };
+            let case = format!("ISL {isl}, overlap {overlap}, {rule:?}");
+            assert_eq!(rule.verdict(&prompt(isl, overlap)).labels(), (path, label), "{case}");
+        }
+    }
+}
