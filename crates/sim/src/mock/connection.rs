@@ -122,10 +122,12 @@ async fn connection(app: Arc<App>, stream: TcpStream, face: Face) {
     let service =
         service_fn(move |request| routes::answer(own.clone(), face, shared.clone(), request));
     let serving = http1::Builder::new().serve_connection(TokioIo::new(socket), service);
+    // It lives until the end of this function, so that the socket closes as the branch says.
+    let mut serving = std::pin::pin!(serving);
     tokio::select! {
         biased;
         // Polled first: what a handler wrote before it asked for the cut is on the wire by then.
-        _ = serving => {}
+        _ = &mut serving => {}
         () = hangup.asked.notified() => {}
         () = until(&mut closed, |closed| face == Face::Api && closed.api) => {
             hangup.cut(Cut::Rst);

@@ -108,7 +108,7 @@ pub(super) async fn claim(
     let (verdict, lines) = tokio::time::timeout(REACH, ask(&remote.addr, &wish)).await??;
     let (_release, released) = oneshot::channel();
     let (gone, lost) = oneshot::channel();
-    let keep = keep(lines, remote.request, released, gone);
+    let keep = keep(lines, remote.request, released, gone, stop.clone());
     tasks.spawn(stop.clone().run_until_cancelled_owned(keep));
     Ok((verdict, Claim { _release, lost }))
 }
@@ -126,10 +126,15 @@ async fn keep(
     request: String,
     released: oneshot::Receiver<()>,
     gone: oneshot::Sender<()>,
+    stop: CancellationToken,
 ) {
     let mut byte = [0];
     tokio::select! {
         _ = released => {
+            if stop.is_cancelled() {
+                // This engine is going down, as a process that is killed: it says nothing.
+                return;
+            }
             // If the prefill engine is gone there is nothing left to release.
             let _ = write_line(lines.get_mut(), &Wish::Done { request }).await;
         }
