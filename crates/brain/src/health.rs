@@ -70,7 +70,7 @@ impl Cause {
     fn meaning(self) -> Meaning {
         match self {
             Cause::Status(400..=499) | Cause::Overload(_) => Meaning::Alive,
-            Cause::Expired => Meaning::Nothing,
+            Cause::Expired | Cause::KvLoad => Meaning::Nothing,
             Cause::Connect | Cause::Timeout | Cause::Cut | Cause::Protocol | Cause::Status(_) => {
                 Meaning::Broken
             }

@@ -47,6 +47,8 @@ pub enum Cause {
     Overload(u16),
     /// The hand-off was not sent on before its lease ran out.
     Expired,
+    /// The decode worker could not fetch the computed KV: held against neither worker.
+    KvLoad,
 }
 
 impl Cause {
@@ -74,6 +76,7 @@ impl Cause {
             Cause::Status(_) => "server_error",
             Cause::Overload(_) => "overload",
             Cause::Expired => "expired",
+            Cause::KvLoad => "kv_load",
         }
     }
 }
@@ -88,6 +91,7 @@ impl fmt::Display for Cause {
             Cause::Status(status) => write!(f, "answered {status}"),
             Cause::Overload(status) => write!(f, "is overloaded ({status})"),
             Cause::Expired => f.write_str("computed KV whose lease ran out"),
+            Cause::KvLoad => f.write_str("computed KV that could not be fetched"),
         }
     }
 }
@@ -158,14 +162,17 @@ impl Ladder {
         let retries = usize::from(self.retries);
         match (leg, self.rung) {
             (Leg::Prefill, Rung::Local) => return Next::GiveUp,
-            (Leg::Prefill, _) if cause == Cause::Expired || prefills > retries => {
+            // Computed in vain once: the same prompt is not prefilled remotely again.
+            (Leg::Prefill, _)
+                if matches!(cause, Cause::Expired | Cause::KvLoad) || prefills > retries =>
+            {
                 self.rung = Rung::Local;
             }
             (Leg::Prefill, _) => self.rung = Rung::Remote,
             (Leg::Decode | Leg::Local, _) if others > retries => return Next::GiveUp,
-            (Leg::Decode | Leg::Local, Rung::Local) => {}
             // The prefill before it went well: plan as for a fresh request.
-            (Leg::Decode | Leg::Local, _) => self.rung = Rung::Policy,
+            (Leg::Decode, _) | (Leg::Local, Rung::Policy) => self.rung = Rung::Policy,
+            (Leg::Local, Rung::Remote | Rung::Local) => self.rung = Rung::Local,
         }
         Next::Replan
     }

@@ -13,13 +13,13 @@ use pointsman_wire::kv_events::{
 /// What one message did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Blocks stored.
+    /// Events that stored blocks.
     pub(crate) stored: u64,
-    /// Blocks removed.
+    /// Events that removed blocks.
     pub(crate) removed: u64,
-    /// Times everything was cleared.
+    /// Events that cleared everything.
     pub(crate) cleared: u64,
-    /// Blocks whose place is not known, or more than the index takes.
+    /// Events that stored blocks of which some have no known place, or are more than the index takes.
     pub(crate) unplaced: u64,
     /// Events of kinds or KV-cache groups that are not indexed.
     pub(crate) skipped: u64,
@@ -104,9 +104,14 @@ impl Applier {
             tokens: &self.tokens,
             extra: &self.extras,
         });
-        outcome.stored += stored.blocks;
-        outcome.unplaced += stored.orphaned + stored.refused;
-        outcome.malformed += u64::from(stored.malformed > 0);
+        let kind = if stored.malformed > 0 {
+            &mut outcome.malformed
+        } else if stored.orphaned > 0 || stored.refused > 0 {
+            &mut outcome.unplaced
+        } else {
+            &mut outcome.stored
+        };
+        *kind += 1;
     }
 
     fn removed(&mut self, event: &BlockRemoved<'_>, writer: &mut Writer, outcome: &mut Outcome) {
@@ -116,8 +121,8 @@ impl Applier {
         }
         self.names.clear();
         self.names.extend(event.hashes.map(name));
-        let removed = writer.remove(self.slot, Tier::of_medium(event.medium), &self.names);
-        outcome.removed += removed.blocks;
+        writer.remove(self.slot, Tier::of_medium(event.medium), &self.names);
+        outcome.removed += 1;
     }
 }
 

@@ -72,6 +72,18 @@ struct Fault {
 }
 
 impl Fault {
+    /// A failure of the last leg. Where it lies in the hand-off, the prefill was in vain, and the same
+    /// decode worker can still compute the prompt itself.
+    fn of_last_leg(leg: Leg, rank: &Rank, prefill: Option<&Rank>, cause: Cause) -> Fault {
+        match (prefill, cause) {
+            (Some(prefill), Cause::Status(500..) | Cause::KvLoad) => {
+                Fault::new(Leg::Prefill, prefill, Cause::KvLoad)
+            }
+            (Some(prefill), Cause::Expired) => Fault::new(Leg::Prefill, prefill, cause),
+            _ => Fault::new(leg, rank, cause),
+        }
+    }
+
     fn new(leg: Leg, rank: &Rank, cause: Cause) -> Fault {
         Fault { leg, rank: rank.clone(), cause, answer: None, unused: None }
     }
@@ -285,7 +297,8 @@ impl Life {
         let sent = Instant::now();
         let leg = if handoff.is_some() { Leg::Decode } else { Leg::Local };
         let response = self.last_leg(leg, &plan.rank, handoff).await?;
-        let fault = |cause| Fault::new(leg, &plan.rank, cause);
+        let prefill = plan.prefill.clone();
+        let fault = |cause| Fault::of_last_leg(leg, &plan.rank, prefill.as_ref(), cause);
         let (head, body) = response.into_parts();
         if is_event_stream(&head.headers) {
             let limit = self.router.settings.limits.max_reply_bytes.get();
@@ -358,7 +371,8 @@ impl Life {
         rank: &Rank,
         handoff: Option<Unused>,
     ) -> Result<Response<Incoming>, Fault> {
-        let fault = |cause| Fault::new(leg, rank, cause);
+        let prefill = handoff.as_ref().map(|unused| unused.prefill.clone());
+        let fault = |cause| Fault::of_last_leg(leg, rank, prefill.as_ref(), cause);
         let dialect = rank.worker.dialect();
         let context = self.context(rank);
         let request = match &handoff {
