@@ -1,0 +1,109 @@
+//! Deciding, reserving and settling do not touch the heap once warm.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::num::NonZeroU32;
+
+use pointsman_brain::{
+    Ask, Brain, CostSettings, End, Factor, HealthEvent, Held, IslBounding, Ladder, Policy,
+    PrefillLoad, Role, Rule, Settings, Slot, Time, WorkerSpec,
+};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+#[allow(unsafe_code, reason = "a global allocator can be written in no other way")]
+// SAFETY: every call is handed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const WORKERS: u16 = 64;
+const LIVE: usize = 500;
+
+fn fleet(temperature: f64) -> Brain {
+    let load = PrefillLoad { prefill_busy_threshold: Factor::ONE };
+    let rule = Rule::IslOrLoad(IslBounding::default(), load);
+    let shadow = vec![Policy { rule: Rule::AlwaysLocal, ..Policy::default() }; 4];
+    let cost =
+        CostSettings { temperature: Factor::new(temperature).unwrap(), ..Default::default() };
+    let policy = Policy { rule, ..Policy::default() };
+    let mut brain =
+        Brain::new(Settings { policy, shadow, cost, max_sessions: 64, ..Settings::default() });
+    for slot in 0..WORKERS {
+        let role =
+            [Role::Prefill, Role::Decode, Role::Decode, Role::Unified][usize::from(slot % 4)];
+        let spec = WorkerSpec {
+            role,
+            local_prefill: slot % 8 != 1,
+            block_size: NonZeroU32::new(16).unwrap(),
+            capacity_blocks: Some(5_000),
+            max_num_batched_tokens: Some(2_048),
+            publishes_events: true,
+        };
+        brain.add(Slot(slot), spec, Time::ZERO);
+    }
+    brain
+}
+
+/// A thousand requests of all kinds, with `LIVE` of them in flight.
+fn serve(brain: &mut Brain, live: &mut Vec<pointsman_brain::BookingId>, held: &[Held]) -> usize {
+    let tries = Ladder::new(brain.settings());
+    let mut locals = 0;
+    for step in 0..1_000_u32 {
+        let ask = Ask {
+            session: Some(u64::from(step * 7 % 200)),
+            disaggregable: step % 10 != 0,
+            sequences: 1 + step % 3,
+            ..Ask::new(step * 37 % 9_000, held, &tries)
+        };
+        if let Ok(decision) = brain.decide(&ask, Time::ZERO) {
+            locals += usize::from(decision.prefill.is_none());
+            brain.observe(decision.decode, HealthEvent::Answered, Time::ZERO);
+            if live.len() == LIVE {
+                let settled = std::mem::replace(&mut live[step as usize % LIVE], decision.booking);
+                brain.prefill_done(settled, Time::ZERO);
+                brain.first_token(settled, Time::ZERO);
+                brain.progress(settled, 700, Time::ZERO);
+                brain.settle(settled, End::Finished, Time::ZERO);
+            } else {
+                live.push(decision.booking);
+            }
+        }
+    }
+    locals
+}
+
+#[test]
+fn deciding_and_settling_allocate_nothing_once_warm() {
+    for temperature in [0.0, 0.7] {
+        let mut brain = fleet(temperature);
+        let mut live = Vec::with_capacity(LIVE);
+        let held: Vec<Held> = (0..u32::from(WORKERS))
+            .map(|slot| Held { device: slot * 37 % 90, host: slot % 5, disk: 0 })
+            .collect();
+        serve(&mut brain, &mut live, &held);
+        let before = ALLOCATIONS.with(Cell::get);
+        let locals = serve(&mut brain, &mut live, &held);
+        let allocated = ALLOCATIONS.with(Cell::get) - before;
+        assert_eq!(allocated, 0, "temperature {temperature}");
+        assert!(locals > 100 && locals < 900, "both paths are taken: {locals} local");
+    }
+}

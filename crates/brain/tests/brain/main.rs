@@ -1,0 +1,16 @@
+//! The brain from outside: decisions, guards, bursts, failures, health, and the ledger's invariant.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod bursts;
+mod choice;
+mod fleets;
+mod guards;
+mod health;
+mod ladder;
+mod ledger;
+mod paths;
+mod policies;
+mod records;
+mod sessions;
+mod signals;
