@@ -23,7 +23,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         println!("the configuration is valid; no worker was asked");
         return Ok(ExitCode::SUCCESS);
     }
-    let findings = shutdown::block_on(async { Ok(pointsman_serve::check(loaded.settings).await?) })?;
+    let findings =
+        shutdown::block_on(async { Ok(pointsman_serve::check(loaded.settings).await?) })?;
     print!("{findings}");
     Ok(if findings.is_sound() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -24,9 +24,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         std::fs::read(&args.request).with_context(|| format!("{} cannot be read", args.request))?
     };
-    let (status, answer) = shutdown::block_on(async {
-        Ok(pointsman_serve::client::explain(&args.url, body).await?)
-    })?;
+    let (status, answer) =
+        shutdown::block_on(async { Ok(pointsman_serve::client::explain(&args.url, body).await?) })?;
     match serde_json::from_slice::<serde_json::Value>(&answer) {
         Ok(value) => println!("{}", serde_json::to_string_pretty(&value)?),
         Err(_) => println!("{}", String::from_utf8_lossy(&answer)),

@@ -18,7 +18,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let port = args.port.map(|port| flag("--port", "listen.port", port));
+    let port = args.port.as_ref().map(|port| flag("--port", "listen.port", port));
     let address = args.address.as_ref().map(|addr| flag("--address", "listen.address", addr));
     let loaded = args.sources.load(port.into_iter().chain(address).collect())?;
     logging::start(&loaded.settings.log, &loaded.notices)?;

@@ -21,7 +21,7 @@ impl ConfigArgs {
     pub(crate) fn load(&self, named: Vec<Override>) -> anyhow::Result<Loaded> {
         let mut overrides = set(&self.set)?;
         overrides.extend(named);
-        load(Sources {
+        load(&Sources {
             file: self.config.clone().map(File::Path),
             env: std::env::vars_os().collect(),
             overrides,
@@ -36,11 +36,11 @@ pub(crate) fn set(arguments: &[String]) -> anyhow::Result<Vec<Override>> {
 }
 
 /// Reads sources; every problem goes into one message, a line each.
-pub(crate) fn load(sources: Sources) -> anyhow::Result<Loaded> {
-    pointsman_config::load(&sources).context("the configuration cannot be used")
+pub(crate) fn load(sources: &Sources) -> anyhow::Result<Loaded> {
+    pointsman_config::load(sources).context("the configuration cannot be used")
 }
 
 /// A flag that stands for a key.
-pub(crate) fn flag(flag: &str, key: &str, value: impl ToString) -> Override {
+pub(crate) fn flag(flag: &str, key: &str, value: &impl ToString) -> Override {
     Override { flag: flag.to_owned(), key: key.to_owned(), value: value.to_string() }
 }

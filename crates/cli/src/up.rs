@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     shutdown::block_on(async {
         let asked = shutdown::asked();
         let engines = start_engines(args).await?;
-        let loaded = load(Sources {
+        let loaded = load(&Sources {
             file: Some(file(args, &engines)),
             env: std::env::vars_os().collect(),
             overrides: overrides(args)?,

@@ -6,6 +6,7 @@ use http::Method;
 use http::request::Parts;
 use hyper::body::Incoming;
 use pointsman_brain::{Slot, WorkerView};
+use pointsman_wire::body::{Body, Limits};
 use pointsman_wire::dialect::Api;
 use serde_json::{Value, json};
 
@@ -15,12 +16,7 @@ use crate::router::Router;
 use crate::{api, life, receive, report};
 
 /// Answers a request for `/v1/pointsman/<rest>`.
-pub(crate) async fn answer(
-    router: &Arc<Router>,
-    rest: &str,
-    head: Parts,
-    body: Incoming,
-) -> Reply {
+pub(crate) async fn answer(router: &Arc<Router>, rest: &str, head: Parts, body: Incoming) -> Reply {
     let get = head.method == Method::GET;
     let parts: Vec<&str> = rest.split('/').collect();
     match parts.as_slice() {
@@ -30,14 +26,13 @@ pub(crate) async fn answer(
             explain(router, head, body).await.unwrap_or_else(|refusal| refusal.reply())
         }
         ["status"] => api::wrong_method(&Method::GET),
-        ["explain"] => api::wrong_method(&Method::POST),
         ["workers", ..] if !router.settings.worker_api => {
             Refusal::new(403, "the worker API is off: set `worker_api: true`").reply()
         }
         ["workers"] if head.method == Method::POST => {
             add(router, &head, body).await.unwrap_or_else(|refusal| refusal.reply())
         }
-        ["workers"] => api::wrong_method(&Method::POST),
+        ["workers" | "explain"] => api::wrong_method(&Method::POST),
         ["workers", model, name] if head.method == Method::DELETE => {
             reply(remove(router, &decoded(model), &decoded(name)))
         }
@@ -62,19 +57,19 @@ fn reply(result: Result<Value, Refusal>) -> Reply {
     }
 }
 
-/// What the brain would decide for a request, and all that goes into it. Reserves nothing.
-async fn explain(
-    router: &Arc<Router>,
-    head: Parts,
-    body: Incoming,
-) -> Result<Reply, Refusal> {
+/// What the brain would decide for a chat (a body with `messages`) or a completion, and all that goes
+/// into it. Reserves nothing.
+async fn explain(router: &Arc<Router>, head: Parts, body: Incoming) -> Result<Reply, Refusal> {
     let Some(mut ticket) = router.gate.enter() else {
         report::limit(router, "max_in_flight");
-        return Err(Refusal::new(429, "the router is full")
-            .retry_after(router.settings.limits.retry_after));
+        return Err(
+            Refusal::new(429, "the router is full").retry_after(router.settings.limits.retry_after)
+        );
     };
-    // A body with `messages` is a chat, any other a completion.
-    let life = life::begin(router, Api::Completions, head, body, &mut ticket).await?;
+    let body = receive::body(body, &head.headers, &router.settings).await?;
+    let chat = Body::parse(body.clone(), &Limits::default())?.has("messages");
+    let api = if chat { Api::Chat } else { Api::Completions };
+    let life = life::begin(router, api, head, body, &mut ticket).await?;
     let ladder = life.ladder();
     let explained = life.group.brain().explain(&life.ask(&ladder), life.group.now());
     match explained {

@@ -25,7 +25,9 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
         return admin::answer(&router, &rest, head, body).await;
     }
     let (api, method) = match path {
-        "/health" | "/live" => return only(&Method::GET, &head.method, || json(200, r#"{"status":"live"}"#)),
+        "/health" | "/live" => {
+            return only(&Method::GET, &head.method, || json(200, r#"{"status":"live"}"#));
+        }
         "/ready" => return only(&Method::GET, &head.method, || ready(&router)),
         "/metrics" => {
             return only(&Method::GET, &head.method, || {

@@ -63,7 +63,11 @@ pub async fn check(settings: Settings) -> Result<Findings, StartError> {
 
 fn check_group(group: &Group, findings: &mut Findings) {
     let brain = group.brain();
-    findings.say(format!("model {}  (policy {})", group.name(), brain.settings().policy.rule.as_str()));
+    findings.say(format!(
+        "model {}  (policy {})",
+        group.name(),
+        brain.settings().policy.rule.as_str()
+    ));
     let readiness = brain.can_serve(group.now());
     let never = brain.never_fires();
     let conditions: Vec<_> = brain.workers().map(|view| (view.slot, view.condition)).collect();

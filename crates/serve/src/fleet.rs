@@ -316,11 +316,8 @@ impl Group {
         for (rank, &slot) in (0..ranks).zip(&worker.slots) {
             let at = usize::from(slot.0);
             roster.block_sizes[at] = spec.block_size.get();
-            roster.ranks[at] = Some(Rank {
-                worker: Arc::clone(&worker),
-                slot,
-                rank: (ranks > 1).then_some(rank),
-            });
+            roster.ranks[at] =
+                Some(Rank { worker: Arc::clone(&worker), slot, rank: (ranks > 1).then_some(rank) });
             self.brain().add(slot, spec, now);
             self.approximate(slot, &spec, approximate);
         }

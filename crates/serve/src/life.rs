@@ -15,7 +15,9 @@ use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use pointsman_brain::{Ask, Cause, Decision, End, Held, Ladder, Leg, Next, Path, Slot};
 use pointsman_wire::body::Limits;
-use pointsman_wire::dialect::{self, Api, Failure, LegContext, LegRequest, Prefill, Request, Verdict};
+use pointsman_wire::dialect::{
+    self, Api, Failure, LegContext, LegRequest, Prefill, Request, Verdict,
+};
 use pointsman_wire::sse;
 
 use crate::admission::Ticket;
@@ -96,6 +98,10 @@ pub(crate) async fn serve(router: Arc<Router>, api: Api, head: Parts, body: Inco
         Ok(ticket) => ticket,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
     };
+    let body = match receive::body(body, &head.headers, &router.settings).await {
+        Ok(body) => body,
+        Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
+    };
     let life = match begin(&router, api, head, body, &mut ticket).await {
         Ok(life) => life,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
@@ -126,18 +132,19 @@ pub(crate) async fn begin(
     router: &Arc<Router>,
     api: Api,
     head: Parts,
-    body: Incoming,
+    body: Bytes,
     ticket: &mut Ticket,
 ) -> Result<Life, Refusal> {
     let started = ticket.started();
-    let body = receive::body(body, &head.headers, &router.settings).await?;
-    let request = parse(api, body)?;
+    // What only the router may say is taken out.
+    let request = Request::parse(api, body, &Limits::default())?;
     let (group, model) = find_group(router, &request)?;
     let (inside, stay_seconds) = router.metrics.stay(group.name());
     ticket.show(inside, stay_seconds);
     let roster = group.roster.load_full();
     let asker = receive::Asker { router, group: &group, roster: &roster };
-    let prompt = prompt::read(&group.tokenizer, &group.settings.estimates, &request, &asker).await?;
+    let prompt =
+        prompt::read(&group.tokenizer, &group.settings.estimates, &request, &asker).await?;
     check_length(router, &prompt)?;
     let scope = Scope {
         lora: group.is_adapter(&model).then(|| model.clone()),
@@ -165,11 +172,6 @@ pub(crate) async fn begin(
         roster,
         held,
     })
-}
-
-/// Reads a body; what only the router may say is taken out of it.
-fn parse(api: Api, bytes: Bytes) -> Result<Request, Refusal> {
-    Request::parse(api, bytes, &Limits::default()).map_err(Refusal::from)
 }
 
 fn find_group(router: &Router, request: &Request) -> Result<(Arc<Group>, String), Refusal> {
@@ -383,16 +385,15 @@ impl Life {
             },
         };
         let wait = self.head_wait();
-        let response = match self.send(rank, request, wait).await {
-            Ok(response) => response,
-            // Nothing was sent, so the hand-off is as good as before.
-            Err(cause @ Cause::Connect) => return Err(Fault { unused: handoff, ..fault(cause) }),
-            Err(cause) => {
-                handoff.map(Unused::used);
-                return Err(fault(cause));
-            }
-        };
-        handoff.map(Unused::used);
+        let sent = self.send(rank, request, wait).await;
+        if matches!(sent, Err(Cause::Connect)) {
+            // Nothing went out, so the hand-off is as good as before.
+            return Err(Fault { unused: handoff, ..fault(Cause::Connect) });
+        }
+        if let Some(unused) = handoff {
+            unused.used();
+        }
+        let response = sent.map_err(fault)?;
         let status = response.status().as_u16();
         match dialect::verdict(status) {
             Verdict::Ok => Ok(response),

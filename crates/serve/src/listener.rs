@@ -49,11 +49,9 @@ pub(crate) async fn serve(router: Arc<Router>, listener: TcpListener) {
         .header_read_timeout(router.settings.timeouts.header_read)
         .max_headers(MAX_HEADERS)
         .max_buf_size(router.settings.limits.max_header_bytes.get().max(MIN_BUFFER_BYTES));
-    http.http2()
-        .timer(TokioTimer::new())
-        .max_header_list_size(
-            u32::try_from(router.settings.limits.max_header_bytes.get()).unwrap_or(u32::MAX),
-        );
+    http.http2().timer(TokioTimer::new()).max_header_list_size(
+        u32::try_from(router.settings.limits.max_header_bytes.get()).unwrap_or(u32::MAX),
+    );
     let connections = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {

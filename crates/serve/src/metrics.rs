@@ -6,8 +6,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -151,7 +151,11 @@ impl Metrics {
                 seconds,
             ),
             decisions: counter(r, "decisions", "Decisions"),
-            shadow_decisions: counter(r, "shadow_decisions", "What shadow policies would have said"),
+            shadow_decisions: counter(
+                r,
+                "shadow_decisions",
+                "What shadow policies would have said",
+            ),
             guard_vetoes: counter(r, "guard_vetoes", "Local paths that a guard vetoed"),
             fallbacks: counter(r, "fallbacks", "Decisions made without a signal"),
             effective_isl_tokens,
@@ -244,7 +248,10 @@ where
     family.get_or_create(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
 }
 
-trait Labels: Clone + std::hash::Hash + Eq + EncodeLabelSet + std::fmt::Debug + Send + Sync + 'static {}
+trait Labels:
+    Clone + std::hash::Hash + Eq + EncodeLabelSet + std::fmt::Debug + Send + Sync + 'static
+{
+}
 impl<T> Labels for T where
     T: Clone + std::hash::Hash + Eq + EncodeLabelSet + std::fmt::Debug + Send + Sync + 'static
 {

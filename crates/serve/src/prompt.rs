@@ -148,7 +148,7 @@ fn written(request: &Request, bytes_per_token: f64) -> Result<Prompt, Refusal> {
             + request.body().tools_raw().map_or(0, str::len);
         return Ok(Prompt::of_bytes(bytes, bytes_per_token));
     }
-    Ok(match prompt_of(&request.body())? {
+    Ok(match prompt_of(request.body())? {
         Written::Ids(ids) => Prompt::of_ids(vec![ids.into()]),
         Written::IdsBatch(batch) => Prompt::of_ids(batch.into_iter().map(Arc::from).collect()),
         Written::Text(text) => Prompt::of_bytes(text.len(), bytes_per_token),
@@ -179,7 +179,7 @@ async fn local(
 
 fn encode(model: &Model, estimates: &Estimates, request: &Request) -> Result<Prompt, Refusal> {
     if request.api() == Api::Chat {
-        return Ok(match chat(&request.body()).map(|chat| model.encode_chat(&chat)) {
+        return Ok(match chat(request.body()).map(|chat| model.encode_chat(&chat)) {
             Some(Ok(encoded)) => Prompt::of_chat(encoded, estimates),
             Some(Err(error)) => {
                 tracing::debug!(%error, "a chat could not be rendered; its length is estimated");
@@ -190,7 +190,7 @@ fn encode(model: &Model, estimates: &Estimates, request: &Request) -> Result<Pro
     }
     let special = request.body().flag("add_special_tokens");
     let ids = |text: &str| Some(model.encode_prompt(text, special).ok()?.ids);
-    let all = match prompt_of(&request.body())? {
+    let all = match prompt_of(request.body())? {
         Written::Text(text) => ids(&text).map(|ids| vec![ids]),
         Written::TextBatch(texts) => texts.iter().map(|text| ids(text)).collect(),
         Written::Ids(_) | Written::IdsBatch(_) | Written::Absent => None,

@@ -139,7 +139,12 @@ pub(crate) struct Asker<'a> {
 
 impl AskEngine for Asker<'_> {
     async fn tokenize(&self, request: &Request) -> Option<Vec<u32>> {
-        let slot = self.group.brain().workers().find(|worker| worker.condition == Condition::Up && !worker.draining)?.slot;
+        let slot = self
+            .group
+            .brain()
+            .workers()
+            .find(|worker| worker.condition == Condition::Up && !worker.draining)?
+            .slot;
         let worker = &self.roster.get(slot)?.worker;
         let mut head = HeaderMap::new();
         worker.authorize(&mut head);
@@ -147,8 +152,7 @@ impl AskEngine for Asker<'_> {
         // The engine reads the fields that shape the prompt and skips the others.
         let body = request.body().bytes().clone();
         let exchange = async {
-            let response =
-                self.router.upstream.post(uri, head, body, TOKENIZE_WAIT).await.ok()?;
+            let response = self.router.upstream.post(uri, head, body, TOKENIZE_WAIT).await.ok()?;
             let ok = response.status().is_success();
             let bytes = read(response.into_body(), TOKENIZE_REPLY_BYTES).await.ok()?;
             ok.then_some(bytes)

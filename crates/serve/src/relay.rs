@@ -121,9 +121,11 @@ impl Relay {
         if !self.partial.is_empty() {
             self.out.push_back(self.partial.split().freeze());
         }
-        let whole = if whole == 0 { chunk.len() } else { whole };
-        self.partial.extend_from_slice(&chunk[whole..]);
-        self.out.push_back(chunk.slice(..whole));
+        let mut chunk = chunk;
+        if whole > 0 {
+            self.partial.extend_from_slice(&chunk.split_off(whole));
+        }
+        self.out.push_back(chunk);
     }
 
     fn received(&mut self, chunk: Bytes) {

@@ -114,8 +114,12 @@ pub(crate) fn gave_up(life: &Life, ladder: &Ladder) -> Refusal {
     for (i, attempt) in ladder.causes().iter().enumerate() {
         let separator = if i == 0 { "" } else { ";" };
         let (leg, worker) = (attempt.leg.as_str(), life.worker(Some(attempt.slot)));
-        let _infallible =
-            write!(message, "{separator} {leg} worker `{}` {}", worker.unwrap_or("?"), attempt.cause);
+        let _infallible = write!(
+            message,
+            "{separator} {leg} worker `{}` {}",
+            worker.unwrap_or("?"),
+            attempt.cause
+        );
     }
     tracing::warn!(request = life.id, model = life.model, "{message}");
     Refusal::new(503, message).retry_after(life.router.settings.limits.retry_after)

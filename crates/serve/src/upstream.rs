@@ -46,9 +46,7 @@ impl Upstream {
         body: Bytes,
         wait: Duration,
     ) -> Result<Response<Incoming>, Cause> {
-        headers
-            .entry(header::CONTENT_TYPE)
-            .or_insert(HeaderValue::from_static("application/json"));
+        headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;

@@ -210,9 +210,7 @@ fn reachable(source: &discovery::EventSource, host: &str) -> Option<KvStream> {
 pub(crate) async fn first_look(router: &Router) {
     let all_seen = async {
         let workers = || router.fleet.groups.iter().map(|group| group.roster.load_full());
-        while workers().any(|roster| {
-            roster.workers().any(|w| !w.seen.load(Ordering::Relaxed))
-        }) {
+        while workers().any(|roster| roster.workers().any(|w| !w.seen.load(Ordering::Relaxed))) {
             tokio::time::sleep(FIRST_LOOK_PAUSE).await;
         }
     };
