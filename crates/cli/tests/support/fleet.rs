@@ -1,0 +1,253 @@
+//! Mock engines of this process with a router in front, and the look for leaks.
+
+use std::net::SocketAddr;
+
+use pointsman_sim::mock::{Action, EngineConfig, Fault, Faults, Leg, MockEngine, Role};
+use serde_json::{Value, json};
+
+use super::client::Request;
+use super::router::Router;
+use super::{merge, wait_until};
+
+/// The model of every fleet.
+pub const MODEL: &str = "mock";
+
+/// One engine to be.
+pub struct Spec {
+    name: String,
+    engine: EngineConfig,
+    worker: Value,
+}
+
+fn spec(role: Role, word: &str, name: &str) -> Spec {
+    let engine =
+        EngineConfig { speed: f64::INFINITY, model: MODEL.into(), ..EngineConfig::of(role) };
+    Spec { name: name.to_owned(), engine, worker: json!({"name": name, "role": word}) }
+}
+
+pub fn prefill(name: &str) -> Spec {
+    spec(Role::Prefill, "prefill", name)
+}
+
+pub fn decode(name: &str) -> Spec {
+    spec(Role::Decode, "decode", name)
+}
+
+pub fn unified(name: &str) -> Spec {
+    spec(Role::Unified, "unified", name)
+}
+
+impl Spec {
+    /// Changes the engine's settings.
+    #[must_use]
+    pub fn engine(mut self, change: impl FnOnce(&mut EngineConfig)) -> Spec {
+        change(&mut self.engine);
+        self
+    }
+
+    /// Faults from the start on.
+    #[must_use]
+    pub fn faults(self, faults: Faults) -> Spec {
+        self.engine(|engine| engine.faults = faults)
+    }
+
+    /// Keys of the worker in the router's configuration.
+    #[must_use]
+    pub fn worker(mut self, keys: Value) -> Spec {
+        merge(&mut self.worker, keys);
+        self
+    }
+
+    async fn start(self, seed: u64) -> Engine {
+        let engine = EngineConfig { seed, ..self.engine };
+        let mock = MockEngine::start(engine.clone()).await.expect("the engine starts");
+        let mut worker = json!({"url": mock.url(), "kv_events": "auto"});
+        merge(&mut worker, self.worker);
+        Engine { name: self.name, mock, worker, config: engine }
+    }
+}
+
+/// A running engine and what the router was told of it.
+pub struct Engine {
+    pub name: String,
+    pub mock: MockEngine,
+    pub worker: Value,
+    pub config: EngineConfig,
+}
+
+/// Engines and the router in front of them.
+pub struct Fleet {
+    pub engines: Vec<Engine>,
+    pub router: Router,
+}
+
+/// A rule for every request that it hits.
+pub fn rule(leg: Leg, action: Action) -> Faults {
+    Faults { rules: vec![Fault { leg, count: None, action }], ..Faults::default() }
+}
+
+/// A rule for the first `count` requests that it hits.
+pub fn times(count: u32, leg: Leg, action: Action) -> Faults {
+    Faults { rules: vec![Fault { leg, count: Some(count), action }], ..Faults::default() }
+}
+
+impl Fleet {
+    /// Starts everything, with the default settings.
+    pub async fn start(specs: impl IntoIterator<Item = Spec>) -> Fleet {
+        Fleet::with(specs, json!({})).await
+    }
+
+    /// Starts everything; `config` goes over the settings key by key, `config.model` over the model's.
+    pub async fn with(specs: impl IntoIterator<Item = Spec>, config: Value) -> Fleet {
+        let mut engines = Vec::new();
+        for spec in specs {
+            let seed = engines.len() as u64;
+            engines.push(spec.start(seed).await);
+        }
+        let workers: Vec<&Value> = engines.iter().map(|engine| &engine.worker).collect();
+        let tree = configuration(&json!(workers), config);
+        let router = Router::start(&tree).await;
+        Fleet { engines, router }
+    }
+
+    /// Starts a further engine that the router does not know.
+    pub async fn join(&mut self, spec: Spec) -> &Engine {
+        let engine = spec.start(self.engines.len() as u64).await;
+        self.engines.push(engine);
+        self.engines.last().expect("it was pushed")
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.router.addr()
+    }
+
+    pub fn get(&self, name: &str) -> &Engine {
+        let found = self.engines.iter().find(|engine| engine.name == name);
+        found.unwrap_or_else(|| panic!("no engine is named {name}"))
+    }
+
+    /// Replaces an engine's faults.
+    pub fn set_faults(&self, name: &str, faults: Faults) {
+        self.get(name).mock.set_faults(faults);
+    }
+
+    /// An engine's `/mock/stats`.
+    pub fn stats(&self, name: &str) -> Value {
+        self.get(name).mock.stats()
+    }
+
+    /// Requests of one leg (`prefill`, `decode_remote`, `local`) that an engine took up.
+    pub fn legs(&self, name: &str, leg: &str) -> u64 {
+        self.stats(name)["legs"][leg].as_u64().unwrap_or_else(|| panic!("no leg {leg}"))
+    }
+
+    /// Requests that reached an engine, taken up or not.
+    pub fn requests(&self, name: &str) -> Vec<Value> {
+        self.stats(name)["requests"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// What an engine of its own says to this request, nothing being wrong.
+    pub async fn expected(&self, request: &Request) -> Value {
+        let engine = unified("alone").start(1000).await;
+        let (head, json) = request.json(engine.mock.addr()).await;
+        assert_eq!(head.status, 200, "{json}");
+        engine.mock.stop().await;
+        json
+    }
+
+    /// Waits until nothing is booked, running or pinned anywhere.
+    ///
+    /// # Panics
+    /// With what is left, if it does not go away; at once where an engine saw what it never should.
+    pub async fn assert_nothing_leaks(&self) {
+        self.assert_no_violation();
+        wait_until(async || match self.leaks().await {
+            leaks if leaks.is_empty() => Ok(()),
+            leaks => Err(leaks.join("; ")),
+        })
+        .await;
+        self.assert_no_violation();
+    }
+
+    pub fn assert_no_violation(&self) {
+        for engine in &self.engines {
+            let stats = engine.mock.stats();
+            assert_eq!(stats["violations"], json!([]), "violations on {}", engine.name);
+            assert_eq!(stats["broken_invariants"], json!([]), "invariants of {}", engine.name);
+        }
+    }
+
+    /// Everything that is booked, running or pinned.
+    pub async fn leaks(&self) -> Vec<String> {
+        let mut leaks = self.router_leaks().await;
+        for engine in &self.engines {
+            let stats = engine.mock.stats();
+            for key in ["live", "in_flight", "pins", "pinned_blocks"] {
+                if stats[key] != 0 {
+                    leaks.push(format!("{} has {key} {}", engine.name, stats[key]));
+                }
+            }
+        }
+        leaks
+    }
+
+    /// What the router itself still holds.
+    pub async fn router_leaks(&self) -> Vec<String> {
+        let (status, metrics) = (self.router.status().await, self.router.metrics().await);
+        let mut leaks = Vec::new();
+        if status["requests_in_flight"] != 0 {
+            leaks.push(format!("requests_in_flight is {}", status["requests_in_flight"]));
+        }
+        for model in status["models"].as_array().into_iter().flatten() {
+            if model["live_bookings"] != 0 || model["ledger"] != "sound" {
+                leaks
+                    .push(format!("{} booked, ledger {}", model["live_bookings"], model["ledger"]));
+            }
+        }
+        for name in [
+            "requests_in_flight",
+            "live_bookings",
+            "worker_active_requests",
+            "reserved_prefill_tokens",
+            "reserved_kv_blocks",
+        ] {
+            leaks.extend(metrics.not_zero(&format!("pointsman_{name}")));
+        }
+        leaks
+    }
+}
+
+/// The configuration of a router for tests.
+pub fn configuration(workers: &Value, over: Value) -> Value {
+    let mut over = over;
+    let model_over = over.as_object_mut().and_then(|over| over.remove("model"));
+    let mut model = json!({"name": MODEL, "tokenizer": "builtin", "workers": workers});
+    merge(&mut model, model_over.unwrap_or(json!({})));
+    let mut tree = json!({
+        "listen": {"address": "127.0.0.1", "port": 0},
+        "admin": {"worker_api": true},
+        "health": {"interval": "500ms"},
+        "log": {"filter": "info,pointsman_serve=debug"},
+        "routing": {"seed": 7},
+    });
+    merge(&mut tree, over);
+    tree["models"] = json!([model]);
+    tree
+}
+
+/// A prompt of token ids that no other `seed` has a block in common with.
+pub fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|at| 100 + (seed * 7919 + at * 31) % 200).collect()
+}
+
+/// A completion request.
+pub fn completion(prompt: &[u32], max_tokens: u32, stream: bool) -> Value {
+    json!({"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "stream": stream,
+           "temperature": 0})
+}
+
+/// A chat request.
+pub fn chat(text: &str, max_tokens: u32, stream: bool) -> Value {
+    json!({"model": MODEL, "messages": [{"role": "user", "content": text}],
+           "max_tokens": max_tokens, "stream": stream, "temperature": 0})
+}
