@@ -16,6 +16,27 @@ use crate::{admin, life};
 /// The content type of Prometheus text.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Inference endpoints that engines have beside completions and chat. Nothing else of an engine can be
+/// reached: many have endpoints that reset caches, load adapters or put the engine to sleep.
+const PASSED_ON: [&str; 16] = [
+    "/classify",
+    "/detokenize",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/tokenize",
+    "/v1/audio/speech",
+    "/v1/embeddings",
+    "/v1/images/generations",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/moderations",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/score",
+    "/v2/rerank",
+];
+
 /// Answers one request.
 pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> Reply {
     let (head, body) = request.into_parts();
@@ -24,7 +45,7 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
         let rest = rest.to_owned();
         return admin::answer(&router, &rest, head, body).await;
     }
-    let (api, method) = match path {
+    let api = match path {
         "/health" | "/live" => {
             return only(&Method::GET, &head.method, || json(200, r#"{"status":"live"}"#));
         }
@@ -35,20 +56,19 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
             });
         }
         "/v1/models" => return only(&Method::GET, &head.method, || models(&router)),
-        "/v1/completions" => (Api::Completions, Method::POST),
-        "/v1/chat/completions" => (Api::Chat, Method::POST),
+        "/v1/completions" => Api::Completions,
+        "/v1/chat/completions" => Api::Chat,
+        _ if PASSED_ON.contains(&path) => Api::Other,
         _ => match path.strip_prefix("/v1/models/") {
             Some(name) => {
                 let name = name.to_owned();
                 return only(&Method::GET, &head.method, || model(&router, &name));
             }
-            None => (Api::Other, Method::POST),
+            None => return not_found(path),
         },
     };
-    if head.method != method {
-        // A path that nobody knows has no right method either.
-        let known = api != Api::Other;
-        return if known { wrong_method(&method) } else { not_found(path) };
+    if head.method != Method::POST {
+        return wrong_method(&Method::POST);
     }
     life::serve(router, api, head, body).await
 }
