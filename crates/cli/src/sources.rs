@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use pointsman_config::{File, Loaded, Override, Sources};
 
 /// Where settings come from.
@@ -37,7 +37,8 @@ pub(crate) fn set(arguments: &[String]) -> anyhow::Result<Vec<Override>> {
 
 /// Reads sources; every problem goes into one message, a line each.
 pub(crate) fn load(sources: &Sources) -> anyhow::Result<Loaded> {
-    pointsman_config::load(sources).context("the configuration cannot be used")
+    pointsman_config::load(sources)
+        .map_err(|problems| anyhow!("the configuration cannot be used:\n{problems}"))
 }
 
 /// A flag that stands for a key.
