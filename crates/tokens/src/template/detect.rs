@@ -242,3 +242,30 @@ fn reads(e: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
 fn reads_variable(e: &Expr<'_>, name: &str) -> bool {
     matches!(e, Expr::Var(v) if v.id == name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_told_as_vllm_tells_them() {
+        let golden = include_bytes!("../../tests/parity/golden.json");
+        let golden: serde_json::Value = serde_json::from_slice(golden).unwrap();
+        for case in golden["detect"].as_array().unwrap() {
+            let source = case[0].as_str().unwrap();
+            let source = super::super::environment::without_generation_tags(source);
+            let expected = match case[1].as_str().unwrap() {
+                "openai" => ContentFormat::Parts,
+                _ => ContentFormat::Text,
+            };
+            assert_eq!(content_format(&source), expected, "{source}");
+        }
+    }
+
+    #[test]
+    fn assignments_in_a_circle_end() {
+        let source =
+            "{% set a = messages %}{% set b = a %}{% set a = b %}{% for m in a %}{% endfor %}";
+        assert_eq!(content_format(source), ContentFormat::Text);
+    }
+}

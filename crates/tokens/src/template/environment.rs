@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind};
+use minijinja::value::{Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use minijinja_contrib::globals;
 
@@ -38,8 +38,11 @@ pub(super) fn new() -> Environment<'static> {
     env.add_filter("tojson", tojson::tojson);
     env.add_filter("trim", pycompat::trim_filter);
     env.add_test("sequence", is_sequence);
+    env.add_test("iterable", |v: &Value| !v.is_none() && v.try_iter().is_ok());
     env.add_function("raise_exception", raise_exception);
-    env.add_function("cycler", globals::cycler);
+    env.add_filter("int", int);
+    env.add_filter("float", float_filter);
+    env.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
     env.add_function("joiner", globals::joiner);
     env
 }
@@ -48,6 +51,37 @@ pub(super) fn new() -> Environment<'static> {
 fn is_sequence(value: &Value) -> bool {
     value.is_undefined()
         || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+}
+
+/// Never fails: what is no number gives the default.
+fn int(value: &Value, default: Option<Value>) -> Value {
+    let text = value.as_str().map(|s| s.trim().replace('_', ""));
+    let parsed = match &text {
+        Some(text) => match text.parse::<i64>() {
+            Ok(number) => Some(number),
+            Err(_) => text.parse::<f64>().ok().and_then(truncated),
+        },
+        None if value.is_integer() => return value.clone(),
+        None => match value.kind() {
+            ValueKind::Bool => Some(i64::from(value.is_true())),
+            _ => f64::try_from(value.clone()).ok().and_then(truncated),
+        },
+    };
+    parsed.map(Value::from).or(default).unwrap_or_else(|| Value::from(0))
+}
+
+fn truncated(number: f64) -> Option<i64> {
+    // Beyond 63 bits a cast would give another number.
+    (number.abs() < 9e18).then_some(number.trunc() as i64)
+}
+
+fn float_filter(value: &Value, default: Option<Value>) -> Value {
+    let parsed = match value.as_str() {
+        Some(text) => text.trim().parse::<f64>().ok(),
+        None if value.kind() == ValueKind::Bool => Some(if value.is_true() { 1.0 } else { 0.0 }),
+        None => f64::try_from(value.clone()).ok(),
+    };
+    parsed.map(Value::from).or(default).unwrap_or_else(|| Value::from(0.0))
 }
 
 fn raise_exception(message: &Value) -> Result<Value, Error> {

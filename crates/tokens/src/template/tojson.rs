@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State};
 
 use super::float;
@@ -21,8 +21,9 @@ struct Style {
 pub(super) fn tojson(
     state: &State<'_, '_>,
     value: &Value,
-    Rest(args): Rest<Value>,
+    args: Rest<ValueOrKwargs>,
 ) -> Result<Value, Error> {
+    let args = args.into_values();
     let (rest, kwargs) = from_args::<(&[Value], Kwargs)>(&args)?;
     let arg = |i: usize, name: &str| -> Result<Option<Value>, Error> {
         let given = match rest.get(i) {
@@ -66,14 +67,15 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
             })?;
         }
         ValueKind::Map => {
-            let mut keys = value.try_iter()?.collect::<Vec<_>>();
+            let pairs = value.as_object().and_then(|o| o.try_iter_pairs());
+            let mut pairs = pairs.map(Iterator::collect::<Vec<_>>).unwrap_or_default();
             if style.sort {
-                keys.sort();
+                pairs.sort_by(|a, b| a.0.cmp(&b.0));
             }
-            container(out, '{', '}', keys.len(), style, depth, |out, i| {
-                write_key(out, &keys[i], style)?;
+            container(out, '{', '}', pairs.len(), style, depth, |out, i| {
+                write_key(out, &pairs[i].0, style)?;
                 out.push_str(&style.key);
-                write_value(out, &value.get_item(&keys[i])?, style, depth + 1)
+                write_value(out, &pairs[i].1, style, depth + 1)
             })?;
         }
         ValueKind::Iterable => {
