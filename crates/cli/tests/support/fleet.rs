@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::client::Request;
 use super::router::Router;
+use super::valve::Valve;
 use super::{merge, wait_until};
 
 /// The model of every fleet.
@@ -17,12 +18,18 @@ pub struct Spec {
     name: String,
     engine: EngineConfig,
     worker: Value,
+    valve: bool,
 }
 
 fn spec(role: Role, word: &str, name: &str) -> Spec {
     let engine =
         EngineConfig { speed: f64::INFINITY, model: MODEL.into(), ..EngineConfig::of(role) };
-    Spec { name: name.to_owned(), engine, worker: json!({"name": name, "role": word}) }
+    Spec {
+        name: name.to_owned(),
+        engine,
+        worker: json!({"name": name, "role": word}),
+        valve: false,
+    }
 }
 
 pub fn prefill(name: &str) -> Spec {
@@ -58,12 +65,21 @@ impl Spec {
         self
     }
 
+    /// Puts a valve between the router and the engine.
+    #[must_use]
+    pub fn behind_a_valve(mut self) -> Spec {
+        self.valve = true;
+        self
+    }
+
     async fn start(self, seed: u64) -> Engine {
         let engine = EngineConfig { seed, ..self.engine };
         let mock = MockEngine::start(engine.clone()).await.expect("the engine starts");
-        let mut worker = json!({"url": mock.url(), "kv_events": "auto"});
+        let valve = self.valve.then(|| Valve::new(mock.addr()));
+        let addr = valve.as_ref().map_or(mock.addr(), Valve::addr);
+        let mut worker = json!({"url": format!("http://{addr}"), "kv_events": "auto"});
         merge(&mut worker, self.worker);
-        Engine { name: self.name, mock, worker, config: engine }
+        Engine { name: self.name, mock, worker, config: engine, valve }
     }
 }
 
@@ -73,6 +89,7 @@ pub struct Engine {
     pub mock: MockEngine,
     pub worker: Value,
     pub config: EngineConfig,
+    pub valve: Option<Valve>,
 }
 
 /// Engines and the router in front of them.
@@ -124,6 +141,11 @@ impl Fleet {
     pub fn get(&self, name: &str) -> &Engine {
         let found = self.engines.iter().find(|engine| engine.name == name);
         found.unwrap_or_else(|| panic!("no engine is named {name}"))
+    }
+
+    pub fn valve(&mut self, name: &str) -> &mut Valve {
+        let found = self.engines.iter_mut().find(|engine| engine.name == name);
+        found.and_then(|engine| engine.valve.as_mut()).expect("an engine behind a valve")
     }
 
     /// Replaces an engine's faults.

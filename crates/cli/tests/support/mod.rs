@@ -3,11 +3,13 @@
 //! Every test has a fleet of its own on free ports, so that tests run side by side. Waiting is
 //! always for a condition, with a deadline. A test that fails shows its router's log.
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "it is all test")]
 
 pub mod client;
 pub mod fleet;
 pub mod metrics;
 pub mod router;
+pub mod valve;
 
 use std::time::Duration;
 
