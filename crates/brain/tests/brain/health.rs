@@ -83,6 +83,7 @@ fn client_errors_load_and_expired_kv_never_count() {
         Cause::Overload(429),
         Cause::Overload(503),
         Cause::Expired,
+        Cause::KvLoad,
     ] {
         for _ in 0..10 {
             assert_eq!(fail(&mut brain, cause, NOW), None, "{cause}");

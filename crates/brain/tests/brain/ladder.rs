@@ -1,8 +1,8 @@
 //! The failure ladder: what is tried after a leg failed, and when there is nothing left.
 
 use pointsman_brain::{
-    Ask, Brain, Budget, Cause, Decision, End, Ladder, Leg, Next, NoPath, Path, Rule, Settings,
-    Slot, WorkerSpec,
+    Ask, Brain, Budget, Cause, Decision, End, HealthEvent, IslGate, Ladder, Leg, Next, NoPath,
+    Path, Rule, Settings, Signal, Slot, Time, WorkerSpec,
 };
 
 use crate::fleets::*;
@@ -125,11 +125,15 @@ fn a_client_error_of_any_leg_is_the_clients_answer() {
 }
 
 #[test]
-fn kv_whose_lease_ran_out_is_computed_locally() {
-    let mut request = Request::new(remote(2), &[prefill(), prefill(), decode()]);
-    let decision = request.plan().unwrap();
-    assert_eq!(request.fail(&decision, Leg::Prefill, Cause::Expired), Next::Replan);
-    assert_eq!(request.plan().unwrap().why.as_str(), "retry_local");
+fn kv_that_was_computed_in_vain_is_computed_again_locally() {
+    for cause in [Cause::Expired, Cause::KvLoad] {
+        let mut request = Request::new(remote(2), &[prefill(), prefill(), decode()]);
+        let decision = request.plan().unwrap();
+        assert_eq!(request.fail(&decision, Leg::Prefill, cause), Next::Replan);
+        let second = request.plan().unwrap();
+        // The decode worker is not to blame.
+        assert_eq!((second.why.as_str(), second.decode), ("retry_local", decision.decode));
+    }
 }
 
 #[test]
@@ -207,6 +211,49 @@ fn kept_kv_of_a_worker_that_is_gone_is_of_no_use() {
     request.brain.remove(first.prefill.unwrap());
     let second = request.plan().unwrap();
     assert_eq!((second.prefilled, second.prefill), (false, Some(Slot(1))));
+}
+
+fn trip(brain: &mut Brain, slot: Slot) {
+    for _ in 0..3 {
+        brain.observe(slot, HealthEvent::Failed(Cause::Connect), NOW);
+    }
+}
+
+#[test]
+fn kept_kv_of_a_worker_that_is_not_well_is_of_no_use() {
+    let mut request = Request::new(remote(2), &[prefill(), prefill(), decode(), decode()]);
+    let first = request.plan().unwrap();
+    request.fail(&first, Leg::Decode, Cause::Connect);
+    request.tries.keep_handoff(first.prefill.unwrap());
+    trip(&mut request.brain, first.prefill.unwrap());
+    let second = request.plan().unwrap();
+    assert_eq!((second.prefilled, second.prefill), (false, Some(Slot(1))));
+}
+
+#[test]
+fn kept_kv_is_no_probe_of_the_worker_that_computed_it() {
+    let mut request = Request::new(remote(2), &[prefill(), decode(), decode()]);
+    let first = request.plan().unwrap();
+    request.fail(&first, Leg::Decode, Cause::Connect);
+    request.tries.keep_handoff(first.prefill.unwrap());
+    trip(&mut request.brain, first.prefill.unwrap());
+    let later = Time::from_secs(1);
+    let ask = Ask::new(1000, &[], &request.tries);
+    assert!(request.brain.decide(&ask, later).unwrap().prefilled);
+    let probe = request.brain.decide(&Ask::new(1000, &[], &fresh()), later).unwrap();
+    assert_eq!(probe.prefill, first.prefill);
+}
+
+#[test]
+fn the_last_resort_passes_the_gate_where_only_unified_workers_are_left() {
+    let settings = Settings { isl_gate: IslGate::UnifiedUpTo(512), ..remote(0) };
+    let mut request = Request::new(settings, &[prefill(), decode_only(), unified()]);
+    let first = request.plan().unwrap();
+    assert_eq!((first.path, first.decode), (Path::Remote, Slot(1)));
+    request.fail(&first, Leg::Prefill, Cause::Connect);
+    let second = request.plan().unwrap();
+    assert_eq!((second.why.as_str(), second.decode), ("retry_local", Slot(2)));
+    assert!(second.fallbacks.contains(Signal::IslGate));
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn cause() -> impl Strategy<Value = Cause> {
         Just(Cause::Status(400)),
         Just(Cause::Overload(429)),
         Just(Cause::Expired),
+        Just(Cause::KvLoad),
     ]
 }
 

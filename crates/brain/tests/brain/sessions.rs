@@ -39,7 +39,7 @@ fn without_affinity_it_goes_where_it_is_cheaper() {
 
 #[test]
 fn a_session_leaves_a_worker_that_is_down_draining_or_gone() {
-    let leave: [fn(&mut Brain); 4] = [
+    let leave: [fn(&mut Brain); 3] = [
         |brain| {
             for _ in 0..2 {
                 brain.observe(Slot(1), HealthEvent::CheckFailed, NOW);
@@ -47,12 +47,6 @@ fn a_session_leaves_a_worker_that_is_down_draining_or_gone() {
         },
         |brain| brain.drain(Slot(1), true),
         |brain| brain.remove(Slot(1)),
-        // Another worker in the same slot is not the session's.
-        |brain| {
-            turn(brain, 9, 100_000);
-            brain.remove(Slot(1));
-            brain.add(Slot(1), WorkerSpec { local_prefill: false, ..decode() }, NOW);
-        },
     ];
     for leave in leave {
         let mut brain = two_decodes(Rule::AlwaysLocal);
@@ -60,6 +54,18 @@ fn a_session_leaves_a_worker_that_is_down_draining_or_gone() {
         leave(&mut brain);
         assert_eq!(turn(&mut brain, 1, 1000).decode, Slot(2));
     }
+}
+
+#[test]
+fn another_worker_in_the_same_slot_is_not_the_sessions() {
+    let mut brain = two_decodes(Rule::AlwaysRemote);
+    assert_eq!(turn(&mut brain, 1, 1000).decode, Slot(1));
+    brain.add(Slot(1), decode(), NOW);
+    let tries = fresh();
+    let only_there = [true, true, false];
+    let ask = Ask { eligible: Some(&only_there), ..Ask::new(1000, &[], &tries) };
+    assert_eq!(brain.decide(&ask, NOW).unwrap().decode, Slot(1));
+    assert_eq!(turn(&mut brain, 1, 1000).decode, Slot(2), "the cheaper one");
 }
 
 #[test]
@@ -94,6 +100,18 @@ fn a_session_whose_worker_is_past_its_budget_keeps_it_for_the_remote_path_only()
         let decision = turn(&mut remote, 1, 1000);
         assert_eq!((decision.path, decision.decode), (Path::Remote, Slot(1)));
     }
+}
+
+#[test]
+fn a_session_whose_worker_is_past_its_budget_may_go_local_elsewhere() {
+    let mut brain = two_decodes(Rule::AlwaysLocal);
+    assert_eq!(turn(&mut brain, 1, 1000).decode, Slot(1));
+    let tries = fresh();
+    let only_there = [true, true, false];
+    let ask = Ask { eligible: Some(&only_there), ..Ask::new(32_000, &[], &tries) };
+    assert_eq!(brain.decide(&ask, NOW).unwrap().path, Path::Local);
+    let decision = turn(&mut brain, 1, 1000);
+    assert_eq!((decision.path, decision.decode), (Path::Local, Slot(2)));
 }
 
 #[test]
