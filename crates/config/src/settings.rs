@@ -255,6 +255,8 @@ pub struct Timeouts {
     pub header_read: Duration,
     /// Silence while a request's body is read.
     pub body_read: Duration,
+    /// A client that does not read its reply.
+    pub reply_write: Duration,
 }
 
 /// Connections to the engines.

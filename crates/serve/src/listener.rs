@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
+use tokio_io_timeout::TimeoutStream;
 
 use crate::api;
 use crate::router::Router;
@@ -86,11 +87,15 @@ fn spawn(
         tracing::debug!(%error, "a connection was gone before it began");
         return;
     }
+    let reply_write = router.settings.timeouts.reply_write;
     let router = Arc::clone(router);
     let service = service_fn(move |request| {
         let router = Arc::clone(&router);
         async move { Ok::<_, Infallible>(api::answer(router, request).await) }
     });
+    // A body that nobody reads is not polled, so that no timer inside it would ever fire.
+    let mut stream = Box::pin(TimeoutStream::new(stream));
+    stream.as_mut().set_write_timeout_pinned(Some(reply_write));
     let connection = http.serve_connection(TokioIo::new(stream), service).into_owned();
     let connection = connections.watch(connection);
     tokio::spawn(async move {

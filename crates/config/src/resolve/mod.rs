@@ -130,8 +130,18 @@ fn timeouts(timeouts: &written::Timeouts) -> Timeouts {
         stream_idle: Span(stream_idle),
         header_read: Span(header_read),
         body_read: Span(body_read),
+        reply_write: Span(reply_write),
     } = *timeouts;
-    Timeouts { request, first_byte, prefill, connect, stream_idle, header_read, body_read }
+    Timeouts {
+        request,
+        first_byte,
+        prefill,
+        connect,
+        stream_idle,
+        header_read,
+        body_read,
+        reply_write,
+    }
 }
 
 fn approximate(kv: &written::Kv) -> Approximate {

@@ -121,9 +121,9 @@ section! {
     Timeouts {
         /// From a request's arrival to the end of its reply.
         request: Span = Span::secs(3600), min "100ms", max "7d";
-        /// From sending a leg to the head of the worker's reply. A reply that is not streamed
-        /// has its head only when all of it is generated.
-        first_byte: Span = Span::secs(600), min "10ms", max "7d";
+        /// From sending a leg that streams to the head of its reply. A reply that is not streamed has its
+        /// head only when all of it is generated: `request` bounds it.
+        first_byte: Span = Span::secs(120), min "10ms", max "7d";
         /// The prefill leg as a whole.
         prefill: Span = Span::secs(120), min "10ms", max "1d";
         /// Opening a connection to a worker.
@@ -134,6 +134,9 @@ section! {
         header_read: Span = Span::secs(75), min "10ms", max "1h";
         /// Silence while the body of a request is read.
         body_read: Span = Span::secs(30), min "10ms", max "1h";
+        /// How long a client may leave its reply unread; then the connection is closed and the request
+        /// cancelled.
+        reply_write: Span = Span::secs(60), min "10ms", max "24h";
     }
 }
 
