@@ -247,12 +247,12 @@ fn kept_kv_is_no_probe_of_the_worker_that_computed_it() {
 #[test]
 fn the_last_resort_passes_the_gate_where_only_unified_workers_are_left() {
     let settings = Settings { isl_gate: IslGate::UnifiedUpTo(512), ..remote(0) };
-    let mut request = Request::new(settings, &[prefill(), decode_only(), unified()]);
+    let mut request = Request::new(settings, &[prefill(), prefill(), decode_only(), unified()]);
     let first = request.plan().unwrap();
-    assert_eq!((first.path, first.decode), (Path::Remote, Slot(1)));
+    assert_eq!((first.path, first.decode), (Path::Remote, Slot(2)));
     request.fail(&first, Leg::Prefill, Cause::Connect);
     let second = request.plan().unwrap();
-    assert_eq!((second.why.as_str(), second.decode), ("retry_local", Slot(2)));
+    assert_eq!((second.why.as_str(), second.decode), ("retry_local", Slot(3)));
     assert!(second.fallbacks.contains(Signal::IslGate));
 }
 
