@@ -9,3 +9,4 @@ pub mod engine;
 pub mod mock;
 pub mod profile;
 pub mod rng;
+pub mod trace;

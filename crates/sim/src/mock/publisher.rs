@@ -76,10 +76,11 @@ impl Publisher {
         self.lock().faults = faults;
     }
 
-    /// Sequence number of the next batch, subscribers, and what became of messages.
+    /// Sequence number of the next batch, peers that have subscribed, and what became of messages.
     pub(super) fn state(&self) -> (u64, usize, Counters) {
         let inner = self.lock();
-        (inner.next, inner.subscribers.len(), inner.counters)
+        let subscribed = inner.subscribers.iter().filter(|one| !one.topics.is_empty()).count();
+        (inner.next, subscribed, inner.counters)
     }
 
     /// Starts the sequence again with nothing kept; subscribers are disconnected.
@@ -265,5 +266,30 @@ impl Names {
             Names::Int(names) => names.iter().map(|&name| BlockName::Int(name)).collect(),
             Names::Bytes(names) => names.iter().map(|name| BlockName::Digest(name)).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subscriber_that_does_not_read_loses_what_does_not_fit_its_queue() {
+        let settings = KvEvents { high_water_mark: 2, ..KvEvents::default() };
+        let publisher = Publisher::new(settings, 16, 0);
+        let (slow, mut messages) = publisher.join();
+        publisher.subscribe(slow, Bytes::new());
+        for _ in 0..5 {
+            publisher.publish(0.0, 0, &[Event::Cleared]);
+        }
+        assert_eq!(publisher.state().2.dropped, 3);
+        let mut sequences = Vec::new();
+        while let Ok([_, sequence, _]) = messages.try_recv() {
+            sequences.push(sequence[7]);
+        }
+        assert_eq!(sequences, [0, 1]);
+        publisher.leave(slow);
+        publisher.publish(0.0, 0, &[Event::Cleared]);
+        assert_eq!(publisher.state().2.dropped, 3);
     }
 }

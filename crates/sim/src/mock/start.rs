@@ -82,9 +82,12 @@ pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError
     Ok(MockEngine { app, addr, control: control_addr, events })
 }
 
+/// A model and the words to answer with.
+type Spoken = (Arc<Model>, Arc<Words>);
+
 /// The built-in model, read once for all engines of the process.
-fn builtin() -> Result<(Arc<Model>, Arc<Words>), StartError> {
-    static BUILTIN: OnceLock<Result<(Arc<Model>, Arc<Words>), String>> = OnceLock::new();
+fn builtin() -> Result<Spoken, StartError> {
+    static BUILTIN: OnceLock<Result<Spoken, String>> = OnceLock::new();
     let read = || {
         let model = Model::builtin(CacheLimits::default()).map_err(|error| error.to_string())?;
         let words = Arc::new(Words::of(&model));

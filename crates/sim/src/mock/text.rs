@@ -138,7 +138,9 @@ pub(super) fn answer(words: &Words, model: &Model, ask: &Ask<'_>) -> Answer {
         Some(tool) => call(model, tool, seed),
         None => prose(words, ask, seed),
     };
-    if answer.pieces.len() as u64 > u64::from(ask.max_tokens) {
+    // The end-of-sequence token of a call is not among its pieces.
+    let tokens = answer.pieces.len() as u64 + u64::from(answer.call.is_some());
+    if tokens > u64::from(ask.max_tokens) {
         answer.pieces.truncate(ask.max_tokens as usize);
         answer.ending = Ending::Length;
     }
