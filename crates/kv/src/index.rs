@@ -142,6 +142,9 @@ impl Depth {
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
     depths: Vec<Depth>,
+    /// Room that an index may use while it answers.
+    #[cfg(test)]
+    scratch: Vec<u64>,
 }
 
 impl Overlap {
@@ -161,6 +164,13 @@ impl Overlap {
     #[must_use]
     pub fn depths(&self) -> &[Depth] {
         &self.depths
+    }
+
+    /// Like [`Overlap::reset`], with the room beside it.
+    #[cfg(test)]
+    pub(crate) fn reset_with_scratch(&mut self, slots: usize) -> (&mut [Depth], &mut Vec<u64>) {
+        self.reset(slots);
+        (&mut self.depths, &mut self.scratch)
     }
 
     /// Forgets the answer and makes room for `slots` workers.

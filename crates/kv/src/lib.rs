@@ -27,6 +27,8 @@
 
 mod cursor;
 mod event;
+#[cfg(test)]
+mod fast;
 mod hash;
 mod index;
 #[cfg(test)]

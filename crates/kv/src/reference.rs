@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, HashMap};
 mod placed;
 mod worker;
 
+#[cfg(test)]
+pub(crate) use placed::Placed;
 use worker::Worker;
 
 /// All workers of a group.

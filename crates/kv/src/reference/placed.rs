@@ -8,27 +8,27 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Placed blocks in the order of their last placement.
 #[derive(Debug, Default)]
-pub(super) struct Placed {
+pub(crate) struct Placed {
     order: BTreeMap<u64, (BlockHash, u64)>,
     blocks: HashMap<BlockHash, u64>,
     turn: u64,
 }
 
 impl Placed {
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.blocks.len() as u64
     }
 
-    pub(super) fn contains(&self, block: BlockHash) -> bool {
+    pub(crate) fn contains(&self, block: BlockHash) -> bool {
         self.blocks.contains_key(&block)
     }
 
-    pub(super) fn blocks(&self) -> impl Iterator<Item = &BlockHash> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockHash> {
         self.blocks.keys()
     }
 
     /// Makes `block` the most recently placed one.
-    pub(super) fn touch(&mut self, block: BlockHash, now_ns: u64) {
+    pub(crate) fn touch(&mut self, block: BlockHash, now_ns: u64) {
         self.turn += 1;
         if let Some(old) = self.blocks.insert(block, self.turn) {
             self.order.remove(&old);
@@ -36,19 +36,19 @@ impl Placed {
         self.order.insert(self.turn, (block, now_ns));
     }
 
-    pub(super) fn remove(&mut self, block: BlockHash) -> bool {
+    pub(crate) fn remove(&mut self, block: BlockHash) -> bool {
         let turn = self.blocks.remove(&block);
         turn.is_some_and(|turn| self.order.remove(&turn).is_some())
     }
 
     /// When the least recently placed block was placed.
-    pub(super) fn oldest_ns(&self) -> Option<u64> {
+    pub(crate) fn oldest_ns(&self) -> Option<u64> {
         self.order.first_key_value().map(|(_, (_, at))| *at)
     }
 
-    pub(super) fn pop_oldest(&mut self) {
-        if let Some((_, (block, _))) = self.order.pop_first() {
-            self.blocks.remove(&block);
-        }
+    pub(crate) fn pop_oldest(&mut self) -> Option<BlockHash> {
+        let (_, (block, _)) = self.order.pop_first()?;
+        self.blocks.remove(&block);
+        Some(block)
     }
 }

@@ -1,0 +1,105 @@
+//! The fast index: chains as shared runs of hashes, workers as cuts on them, readers without locks.
+//!
+//! Equal to the reference in every answer; compiled for its tests only. See `runs.rs` for what a
+//! run is, `shared.rs` for the readers' side and `seqlock.rs` for the protocol between the two.
+
+mod holders;
+mod runs;
+mod seqlock;
+mod shared;
+mod side;
+mod words;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use crate::index::{Approximate, IndexSettings, Overlap, Removed, Store, Stored};
+use crate::names::{BlockHash, EngineHash, Slot, Tier};
+use holders::Holders;
+use runs::Runs;
+use shared::Shared;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use worker::{Common, Worker};
+
+/// The writer's index.
+#[derive(Debug)]
+pub(crate) struct Index {
+    shared: Arc<Shared>,
+    common: Common,
+    workers: Vec<Option<Box<Worker>>>,
+    now_ns: u64,
+}
+
+/// A reader: asks without locks while the writer goes on.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    shared: Arc<Shared>,
+}
+
+impl Reader {
+    pub(crate) fn overlap(&self, chain: &[BlockHash], out: &mut Overlap) {
+        self.shared.overlap(chain, out);
+    }
+
+    pub(crate) fn blocks(&self, slot: Slot) -> u64 {
+        self.shared.blocks.get(u32::from(slot.0))
+    }
+}
+
+impl Index {
+    pub(crate) fn new(settings: IndexSettings) -> Self {
+        let shared = Arc::new(Shared::new());
+        let runs = Runs::new(Arc::clone(&shared));
+        let common = Common { runs, holders: Holders::default(), settings };
+        Self { shared, common, workers: Vec::new(), now_ns: 0 }
+    }
+
+    pub(crate) fn reader(&self) -> Reader {
+        Reader { shared: Arc::clone(&self.shared) }
+    }
+
+    pub(crate) fn store(&mut self, store: &Store<'_>) -> Stored {
+        self.with(store.slot, |worker, all| worker.store(all, store))
+    }
+
+    pub(crate) fn remove(&mut self, slot: Slot, tier: Tier, blocks: &[EngineHash]) -> Removed {
+        self.with(slot, |worker, all| worker.remove(all, tier, blocks))
+    }
+
+    pub(crate) fn clear(&mut self, slot: Slot) {
+        self.with(slot, Worker::clear);
+    }
+
+    pub(crate) fn place(&mut self, slot: Slot, chain: &[BlockHash], now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        let now_ns = self.now_ns;
+        self.with(slot, |worker, all| worker.place(all, chain, now_ns));
+    }
+
+    pub(crate) fn set_approximate(&mut self, slot: Slot, mode: Option<Approximate>) {
+        self.with(slot, |worker, all| worker.set_approximate(all, mode));
+    }
+
+    pub(crate) fn expire(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        for slot in 0..u16::try_from(self.workers.len()).unwrap_or(u16::MAX) {
+            let now_ns = self.now_ns;
+            self.with(Slot(slot), |worker, all| worker.expire(all, now_ns));
+        }
+    }
+
+    /// Does something with a worker and publishes what it holds then.
+    fn with<T>(&mut self, slot: Slot, act: impl FnOnce(&mut Worker, &mut Common) -> T) -> T {
+        let at = usize::from(slot.0);
+        if self.workers.len() <= at {
+            self.workers.resize_with(at + 1, || None);
+        }
+        let worker = self.workers[at].get_or_insert_with(|| Box::new(Worker::new(slot)));
+        let done = act(worker, &mut self.common);
+        self.shared.publish_blocks(slot, worker.blocks());
+        self.shared.slots.fetch_max(at as u64 + 1, Ordering::Release);
+        done
+    }
+}
