@@ -62,9 +62,12 @@ impl Watching {
                 (Some(_), None) => true,
                 (Some(pause), Some(last)) => last.elapsed() >= pause,
             };
-            if passed && due && self.worker.settings.engine == Engine::Vllm {
+            if passed && due {
                 scraped = Some(Instant::now());
-                self.scrape().await;
+                self.read_models().await;
+                if self.worker.settings.engine == Engine::Vllm {
+                    self.scrape().await;
+                }
             }
             self.worker.seen.store(true, Ordering::Relaxed);
         }
@@ -95,25 +98,35 @@ impl Watching {
         passed
     }
 
-    /// Learns what the worker says of itself.
+    /// Learns what the worker says of itself when it has come up.
     async fn discover(&mut self) {
-        let mut learned = Learned::clone(&self.worker.learned.load());
-        if let Some(body) = self.document("/v1/models").await {
-            match discovery::models(&body) {
-                Ok(models) => learned.models = models,
-                Err(error) => self.complain(&error),
-            }
+        self.read_models().await;
+        if self.worker.settings.engine != Engine::Vllm {
+            return;
         }
-        if self.worker.settings.engine == Engine::Vllm {
-            if let Some(body) = self.document("/version").await {
-                learned.version = discovery::version(&body).ok();
-            }
-            if self.worker.settings.kv_events == KvEvents::Auto {
-                learned.publishes_events = self.find_events().await;
-            }
+        let mut learned = Learned::clone(&self.worker.learned.load());
+        if let Some(body) = self.document("/version").await {
+            learned.version = discovery::version(&body).ok();
+        }
+        if self.worker.settings.kv_events == KvEvents::Auto {
+            learned.publishes_events = self.find_events().await;
         }
         self.learn(learned);
-        self.router.fleet.rename();
+    }
+
+    /// Learns which models the worker lists: adapters come and go while it runs.
+    async fn read_models(&self) {
+        let Some(body) = self.document("/v1/models").await else { return };
+        let models = match discovery::models(&body) {
+            Ok(models) => models,
+            Err(error) => return self.complain(&error),
+        };
+        let mut learned = Learned::clone(&self.worker.learned.load());
+        if learned.models != models {
+            learned.models = models;
+            self.learn(learned);
+            self.router.fleet.rename();
+        }
     }
 
     /// Follows the event sockets that the engine tells; whether there are any.
