@@ -78,9 +78,7 @@ impl Fault {
     /// decode worker can still compute the prompt itself.
     fn of_last_leg(leg: Leg, rank: &Rank, prefill: Option<&Rank>, cause: Cause) -> Fault {
         match (prefill, cause) {
-            (Some(prefill), Cause::Status(500..) | Cause::KvLoad) => {
-                Fault::new(Leg::Prefill, prefill, Cause::KvLoad)
-            }
+            (Some(_), Cause::Status(500..)) => Fault::new(leg, rank, Cause::KvLoad),
             (Some(prefill), Cause::Expired) => Fault::new(Leg::Prefill, prefill, cause),
             _ => Fault::new(leg, rank, cause),
         }
@@ -230,14 +228,21 @@ async fn live(life: &Life, ticket: Ticket) -> Result<Reply, Refusal> {
         }
         unused = fault.unused;
         match (next, fault.answer) {
-            (Next::Replan, _) => {}
             (Next::Relay, Some(answer)) => return Ok(answer),
+            // A further try would fail by the clock alone, and its worker be blamed for it.
+            _ if life.is_late() => return Err(report::late(life, &ladder)),
+            (Next::Replan, _) => {}
             (Next::Relay | Next::GiveUp, _) => return Err(report::gave_up(life, &ladder)),
         }
     }
 }
 
 impl Life {
+    /// Whether the request's time is over.
+    fn is_late(&self) -> bool {
+        tokio::time::Instant::now() >= self.patience.deadline
+    }
+
     /// A worker's name.
     pub(crate) fn worker(&self, slot: Option<Slot>) -> Option<&str> {
         self.roster.get(slot?).map(|rank| rank.worker.name())
@@ -390,8 +395,15 @@ impl Life {
             // Nothing went out, so the hand-off is as good as before.
             return Err(Fault { unused: handoff, ..fault(Cause::Connect) });
         }
-        if let Some(unused) = handoff {
-            unused.used();
+        let refused = |response: &Response<Incoming>| {
+            matches!(dialect::verdict(response.status().as_u16()), Verdict::Client(_))
+        };
+        match handoff {
+            // Refused by its shape alone, the engine has not looked at the hand-off; had it, a
+            // second release does no harm.
+            Some(unused) if sent.as_ref().is_ok_and(refused) => drop(unused),
+            Some(unused) => unused.used(),
+            None => {}
         }
         let response = sent.map_err(fault)?;
         let status = response.status().as_u16();
