@@ -3,7 +3,9 @@
 //! Plain text search on purpose: a rule is a few lines that say what they look for. A rule that
 //! needs the compiler is a lint in the root Cargo.toml, not here.
 
-use std::collections::BTreeSet;
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -316,6 +318,50 @@ fn the_pages_name_every_metric_and_no_other() {
         let made_up: Vec<_> = named_metrics(&page.text).difference(&known).cloned().collect();
         none(&made_up, &format!("{} names metrics that do not exist", page.path));
     }
+}
+
+/// Every key of the configuration with its default, off the generated reference.
+fn defaults() -> BTreeMap<String, String> {
+    let page = File::read(&root().join("docs/reference/configuration.md"));
+    let (mut section, mut defaults) = (String::new(), BTreeMap::new());
+    for line in page.text.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            section = title.trim_matches('`').to_owned();
+        } else if line.starts_with("| `") {
+            let cells: Vec<&str> = line.trim_start_matches("| ").split(" | ").collect();
+            if let [key, _, default, ..] = cells[..] {
+                defaults.insert(format!("{section}.{}", key.trim_matches('`')), default.to_owned());
+            }
+        }
+    }
+    assert!(defaults.len() > 50, "the reference is written another way: {defaults:?}");
+    defaults
+}
+
+#[test]
+fn tables_of_keys_give_the_defaults_that_hold() {
+    let known = defaults();
+    let mut wrong = Vec::new();
+    for page in pages().iter().filter(|page| !page.path.starts_with("docs/reference/")) {
+        let mut tells_defaults = false;
+        for line in page.text.lines() {
+            let mut cells = line.split('|').skip(1).map(str::trim);
+            let (key, told) = (cells.next().unwrap_or_default(), cells.next().unwrap_or_default());
+            // In force for the table that it heads, so any line of another kind ends it.
+            tells_defaults =
+                (key == "key" && told == "default") || (tells_defaults && !key.is_empty());
+            let name = key.strip_prefix('`').and_then(|key| key.strip_suffix('`'));
+            let Some(name) = name.filter(|name| tells_defaults && !name.contains('`')) else {
+                continue;
+            };
+            match known.get(name) {
+                Some(default) if told.starts_with(default.as_str()) => {}
+                Some(default) => wrong.push(format!("{}: {name} is {default}", page.path)),
+                None => wrong.push(format!("{}: there is no {name}", page.path)),
+            }
+        }
+    }
+    none(&wrong, "these defaults are not those of docs/reference/configuration.md");
 }
 
 /// Targets of a page's links and pictures, code blocks left out.
