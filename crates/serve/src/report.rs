@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use pointsman_brain::{Decision as Decided, Flag, Ladder, NoPath};
+use pointsman_brain::{Decision as Decided, Flag, Ladder, NoPath, Signal as Missing};
 
 use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank};
@@ -59,7 +59,9 @@ pub(crate) fn decision(life: &Life, decision: &Decided) {
     let labels = Decision { model: model(), path, policy: decision.policy, reason };
     metrics.decisions.get_or_create(&labels).inc();
     metrics.effective_isl_tokens.observe(f64::from(decision.prefill_tokens));
-    for guard in decision.vetoes.iter() {
+    // Guards that were waived vetoed nothing; the fallback says so.
+    let waived = decision.fallbacks.contains(Missing::Guards);
+    for guard in decision.vetoes.iter().filter(|_| !waived) {
         metrics.guard_vetoes.get_or_create(&Guard { guard: guard.as_str() }).inc();
     }
     for signal in decision.fallbacks.iter() {
@@ -110,7 +112,18 @@ pub(crate) fn no_path(life: &Life, no_path: &NoPath) -> Refusal {
 
 /// The refusal of a request that every try has failed.
 pub(crate) fn gave_up(life: &Life, ladder: &Ladder) -> Refusal {
-    let mut message = format!("model `{}`: every try failed:", life.model);
+    failed(503, "every try failed", life, ladder)
+        .retry_after(life.router.settings.limits.retry_after)
+}
+
+/// The refusal of a request whose time ran out before a reply began.
+pub(crate) fn late(life: &Life, ladder: &Ladder) -> Refusal {
+    let limit = life.router.settings.timeouts.request;
+    failed(504, &format!("no reply within {limit:?}"), life, ladder)
+}
+
+fn failed(status: u16, what: &str, life: &Life, ladder: &Ladder) -> Refusal {
+    let mut message = format!("model `{}`: {what}:", life.model);
     for (i, attempt) in ladder.causes().iter().enumerate() {
         let separator = if i == 0 { "" } else { ";" };
         let (leg, worker) = (attempt.leg.as_str(), life.worker(Some(attempt.slot)));
@@ -122,5 +135,5 @@ pub(crate) fn gave_up(life: &Life, ladder: &Ladder) -> Refusal {
         );
     }
     tracing::warn!(request = life.id, model = life.model, "{message}");
-    Refusal::new(503, message).retry_after(life.router.settings.limits.retry_after)
+    Refusal::new(status, message)
 }
