@@ -21,6 +21,7 @@ pub(crate) struct Cuts {
     matcher: AhoCorasick,
     /// By pattern: whether the text may be cut before it.
     before: Vec<bool>,
+    min_piece: usize,
 }
 
 impl Cuts {
@@ -45,7 +46,7 @@ impl Cuts {
             .match_kind(MatchKind::LeftmostLongest)
             .build(raw.iter().map(|t| t.content.as_bytes()))
             .ok()?;
-        Some(Cuts { matcher, before })
+        Some(Cuts { matcher, before, min_piece: MIN_PIECE_BYTES })
     }
 
     /// The pieces of `text`, in order and without gaps.
@@ -59,7 +60,7 @@ impl Cuts {
             }
             for m in matches.by_ref() {
                 let cut = m.start();
-                if self.before[m.pattern().as_usize()] && cut - start >= MIN_PIECE_BYTES {
+                if self.before[m.pattern().as_usize()] && cut - start >= self.min_piece {
                     let piece = &text[start..cut];
                     start = cut;
                     return Some(piece);
@@ -68,5 +69,55 @@ impl Cuts {
             done = true;
             (start < text.len()).then(|| &text[start..])
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::files::Files;
+
+    fn tokenizers() -> Vec<(Tokenizer, Cuts)> {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/models");
+        let load = |name| {
+            let files = Files::read(&models.join(name)).unwrap();
+            let tokenizer =
+                Tokenizer::load(&files.tokenizer_file, &files.tokenizer, &files.config).unwrap();
+            let cuts = Cuts { min_piece: 1, ..Cuts::new(&tokenizer).unwrap() };
+            (tokenizer, cuts)
+        };
+        ["bytes", "split", "sentence", "meta"].map(load).into()
+    }
+
+    fn text(tokens: Vec<String>) -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            3 => prop::sample::select(tokens),
+            2 => "[ a-zA-Z0-9\n\u{2581}<>|_\\[\\]/]{0,6}",
+            1 => "[ \n\t\u{a0}]{1,3}",
+            1 => "\\PC{0,4}",
+        ];
+        prop::collection::vec(piece, 0..12).prop_map(|p| p.concat())
+    }
+
+    #[test]
+    fn a_text_cut_everywhere_it_may_be_has_the_ids_of_the_whole() {
+        for (tokenizer, cuts) in tokenizers() {
+            let tokens = tokenizer.added_tokens().map(|(_, t)| t.content.clone()).collect();
+            let mut runner = proptest::test_runner::TestRunner::default();
+            let result = runner.run(&text(tokens), |text| {
+                let whole = tokenizer.encode(&text, false).unwrap();
+                let pieces: Vec<&str> = cuts.pieces(&text).collect();
+                let ids: Vec<u32> =
+                    pieces.iter().flat_map(|p| tokenizer.encode(p, false).unwrap()).collect();
+                prop_assert_eq!(pieces.concat(), text);
+                prop_assert_eq!(ids, whole);
+                Ok(())
+            });
+            result.unwrap();
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The built-in model: what the mock engine and `up` build on.
 
+#![allow(clippy::unwrap_used)]
+
 use pointsman_tokens::{CacheLimits, Chat, Encoded, Model, builtin_dir_files};
 
 fn model() -> Model {

@@ -1,6 +1,8 @@
 //! Equal to what vLLM, transformers and the Python tokenizers make of the same templates, requests and
 //! expressions: `parity/make_golden.py` wrote what they say.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -85,7 +85,11 @@ fn float_filter(value: &Value, default: Option<Value>) -> Value {
 }
 
 fn raise_exception(message: &Value) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
+    let text = match message.as_object() {
+        None => message.to_string(),
+        Some(_) => "raised an exception".to_owned(),
+    };
+    Err(Error::new(ErrorKind::InvalidOperation, text))
 }
 
 pub(super) fn strftime_now(now: i64) -> Value {

@@ -1,7 +1,9 @@
 //! Chat templates as transformers renders them, on minijinja.
 //!
 //! Bounded: an instruction and size budget per rendering, and no template can reach anything but
-//! the values it is given. Not here: what the messages look like (conversation).
+//! the values it is given. A template comes with the model and is trusted as far as it: one made to
+//! nest lists a hundred thousand deep could still overflow the stack; no request can.
+//! Not here: what the messages look like (conversation).
 
 mod detect;
 mod environment;

@@ -21,15 +21,16 @@ pub(crate) fn trim_end(text: &str) -> &str {
 }
 
 /// The `trim` filter.
-pub(super) fn trim_filter(value: &Value, chars: Option<Cow<'_, str>>) -> Value {
+pub(super) fn trim_filter(value: &Value, chars: Option<Cow<'_, str>>) -> Result<Value, Error> {
     let text = match value.as_str() {
         Some(text) => Cow::Borrowed(text),
-        None => Cow::Owned(value.to_string()),
+        None if value.as_object().is_none() => Cow::Owned(value.to_string()),
+        None => return Err(Error::new(ErrorKind::InvalidOperation, "only strings can be trimmed")),
     };
-    Value::from(match chars {
+    Ok(Value::from(match chars {
         None => trim(&text),
         Some(chars) => text.trim_matches(|c| chars.contains(c)),
-    })
+    }))
 }
 
 pub(super) fn method(

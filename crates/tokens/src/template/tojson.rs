@@ -2,13 +2,19 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs, from_args};
+use minijinja::value::{DynObject, Kwargs, Rest, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State};
 
 use super::float;
 
 /// Nesting that is refused, as Python's recursion limit refuses it.
 const MAX_DEPTH: usize = 300;
+
+/// Bytes written for one unit of the rendering's budget.
+const BYTES_PER_FUEL: u64 = 16;
+
+/// Takes what so many bytes cost from the budget.
+type Pay<'p> = &'p dyn Fn(usize) -> Result<(), Error>;
 
 struct Style {
     ascii: bool,
@@ -46,12 +52,20 @@ pub(super) fn tojson(
     let sort = arg(3, "sort_keys")?.is_some_and(|v| v.is_true());
     kwargs.assert_all_used()?;
     let mut out = String::new();
-    write_value(&mut out, value, &Style { ascii, indent, item, key, sort }, 0)?;
-    state.consume_fuel(out.len() as u64 / 8)?;
+    let style = Style { ascii, indent, item, key, sort };
+    let pay = |bytes: usize| state.consume_fuel(1 + bytes as u64 / BYTES_PER_FUEL);
+    write_value(&mut out, value, &style, 0, &pay)?;
     Ok(Value::from(out))
 }
 
-fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
+fn write_value(
+    out: &mut String,
+    value: &Value,
+    style: &Style,
+    depth: usize,
+    pay: Pay<'_>,
+) -> Result<(), Error> {
+    let before = out.len();
     if depth > MAX_DEPTH {
         return Err(refuse("is nested too deeply to be written as JSON"));
     }
@@ -63,11 +77,11 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
         ValueKind::Seq => {
             let items = value.try_iter()?.collect::<Vec<_>>();
             container(out, '[', ']', items.len(), style, depth, |out, i| {
-                write_value(out, &items[i], style, depth + 1)
+                write_value(out, &items[i], style, depth + 1, pay)
             })?;
         }
         ValueKind::Map => {
-            let pairs = value.as_object().and_then(|o| o.try_iter_pairs());
+            let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
             let mut pairs = pairs.map(Iterator::collect::<Vec<_>>).unwrap_or_default();
             if style.sort {
                 pairs.sort_by(|a, b| a.0.cmp(&b.0));
@@ -75,17 +89,18 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
             container(out, '{', '}', pairs.len(), style, depth, |out, i| {
                 write_key(out, &pairs[i].0, style)?;
                 out.push_str(&style.key);
-                write_value(out, &pairs[i].1, style, depth + 1)
+                write_value(out, &pairs[i].1, style, depth + 1, pay)
             })?;
         }
         ValueKind::Iterable => {
             // A slice or a sum of lists: a list in Python.
             let items = value.try_iter()?.collect::<Vec<_>>();
-            return write_value(out, &Value::from(items), style, depth);
+            return write_value(out, &Value::from(items), style, depth, pay);
         }
         other => return Err(refuse(&format!("of kind {other} cannot be written as JSON"))),
     }
-    Ok(())
+    // What is in a container is paid again for each level around it: writing it takes as long.
+    pay(out.len() - before)
 }
 
 fn refuse(what: &str) -> Error {
