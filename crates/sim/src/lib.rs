@@ -6,6 +6,7 @@
 
 pub mod content;
 pub mod engine;
+pub mod fleet;
 pub mod mock;
 pub mod profile;
 pub mod rng;

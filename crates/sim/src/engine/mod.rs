@@ -232,6 +232,20 @@ impl Engine {
         self.pool.chains()
     }
 
+    /// Blocks at the start of this chain that a prompt would find cached.
+    #[must_use]
+    pub fn cached_prefix(&self, names: &[u64]) -> u32 {
+        let mut found = Vec::new();
+        self.pool.find(names, &mut found);
+        found.len() as u32
+    }
+
+    /// Whether cache events wait for the next step to leave.
+    #[must_use]
+    pub fn has_untold_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     fn blocks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.spec.block_size)
     }

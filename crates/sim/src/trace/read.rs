@@ -138,7 +138,7 @@ impl Reader {
         }
         let request = match self.format {
             Format::Azure => self.azure(text)?,
-            Format::Mooncake => self.mooncake(row(text)?)?,
+            Format::Mooncake => self.mooncake(&row(text)?)?,
             Format::Session => self.turn(row(text)?)?,
         };
         if request.input_tokens == 0 || request.input_tokens > MAX_TOKENS {
@@ -148,7 +148,7 @@ impl Reader {
         Ok(())
     }
 
-    fn mooncake(&self, row: Row) -> Result<Request, String> {
+    fn mooncake(&self, row: &Row) -> Result<Request, String> {
         let at = nanos(row.timestamp.ok_or("`timestamp` is missing")?)?;
         let before = self.requests.last().map_or(0, start_of);
         if at < before {

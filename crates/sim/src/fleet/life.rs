@@ -1,0 +1,280 @@
+//! The life of one request in a fleet: decide, prefill, pull, decode, settle, as the server does it.
+
+use pointsman_brain::{
+    Ask, BookingId, Cause, Decision, End, HealthEvent, Held, Ladder, Leg, Next, Path, Slot, Time,
+};
+
+use super::worker::{NotTaken, Worker};
+use super::{Ending, Fleet, FleetRequest, Outcome, Part, RequestId, slot};
+use crate::engine::{Job, JobId, Kind, LinkId, Nanos, Output};
+
+/// A request under way.
+pub(super) struct Live {
+    request: FleetRequest,
+    ladder: Ladder,
+    arrived: Nanos,
+    booking: Option<BookingId>,
+    decision: Option<Decision>,
+    /// Worker and job of the prefill leg, from its start until its KV is pulled.
+    prefill: Option<(usize, JobId)>,
+    /// Worker and job of the leg that streams.
+    decode: Option<(usize, JobId)>,
+    first_token: Option<Nanos>,
+    tokens: u32,
+}
+
+impl Live {
+    pub(super) fn runs(&self, worker: usize, job: JobId) -> bool {
+        let this = Some((worker, job));
+        self.prefill == this || self.decode == this
+    }
+}
+
+impl Fleet {
+    /// A request arrives now. Its outcome comes with [`Fleet::take_outcomes`].
+    pub fn submit(&mut self, request: FleetRequest) {
+        let id = request.id;
+        let live = Live {
+            ladder: Ladder::new(self.brain.settings()),
+            request,
+            arrived: self.now,
+            booking: None,
+            decision: None,
+            prefill: None,
+            decode: None,
+            first_token: None,
+            tokens: 0,
+        };
+        self.live.insert(id, live);
+        self.plan(id);
+    }
+
+    /// The client of a request leaves; nothing happens if it has ended.
+    pub fn cancel(&mut self, id: RequestId) {
+        self.end(id, Ending::Cancelled);
+    }
+
+    /// The last decision taken for a live request.
+    #[must_use]
+    pub fn decision(&self, id: RequestId) -> Option<Decision> {
+        self.live.get(&id)?.decision
+    }
+
+    fn plan(&mut self, id: RequestId) {
+        let Some(live) = self.live.get(&id) else { return };
+        let content = live.request.content.clone();
+        let blocks = self.block_size().map_or(0, |size| live.request.prompt_tokens / size) as usize;
+        let names = &content.names[..blocks.min(content.names.len())];
+        let held: Vec<Held> = self
+            .sight
+            .overlap(names, self.workers.len())
+            .into_iter()
+            .map(|device| Held { device, ..Held::default() })
+            .collect();
+        let Some(live) = self.live.get_mut(&id) else { return };
+        let ask = Ask {
+            max_new_tokens: Some(live.request.output_tokens),
+            session: live.request.session,
+            ..Ask::new(live.request.prompt_tokens, &held, &live.ladder)
+        };
+        match self.brain.decide(&ask, Time(self.now)) {
+            Ok(decision) => {
+                live.booking = Some(decision.booking);
+                live.decision = Some(decision);
+                self.dispatch(id, &decision);
+            }
+            Err(_) => self.end(id, Ending::Failed),
+        }
+    }
+
+    fn dispatch(&mut self, id: RequestId, decision: &Decision) {
+        match (decision.path, decision.prefill) {
+            (Path::Remote, Some(_)) if decision.prefilled => self.start_decode(id),
+            (Path::Remote, Some(prefill)) => self.start(id, prefill, Part::Prefill, Kind::HandOff),
+            _ => self.start(id, decision.decode, Part::Decode, Kind::Local),
+        }
+    }
+
+    fn start_decode(&mut self, id: RequestId) {
+        let Some(live) = self.live.get(&id) else { return };
+        let (Some(decision), Some((from, pin))) = (live.decision, live.prefill) else { return };
+        self.workers[from].hold(pin);
+        let link = Kind::Pull(LinkId(from as u64));
+        self.start(id, decision.decode, Part::Decode, link);
+    }
+
+    /// Sends one leg to a worker.
+    fn start(&mut self, id: RequestId, to: Slot, part: Part, kind: Kind) {
+        let Some(live) = self.live.get_mut(&id) else { return };
+        let (worker, job) = (usize::from(to.0), JobId(self.next_job));
+        self.next_job += 1;
+        let output_tokens = if part == Part::Prefill { 1 } else { live.request.output_tokens };
+        let sent = self.workers[worker].submit(Job {
+            id: job,
+            prompt_tokens: live.request.prompt_tokens,
+            output_tokens,
+            kind,
+            content: live.request.content.clone(),
+        });
+        match sent {
+            Ok(()) => {
+                match part {
+                    Part::Prefill => live.prefill = Some((worker, job)),
+                    Part::Decode => live.decode = Some((worker, job)),
+                }
+                self.jobs.insert((worker, job), (id, part));
+                self.pump(worker);
+            }
+            Err(why) => {
+                let cause = match why {
+                    NotTaken::Dead => Cause::Connect,
+                    NotTaken::Refused => Cause::Status(400),
+                };
+                self.leg_failed(id, leg_of(part, kind), to, cause);
+            }
+        }
+    }
+
+    /// Something came out of an engine.
+    pub(super) fn follow(&mut self, worker: usize, output: &Output) {
+        let (job, at) = match *output {
+            Output::Pulled { job, .. } => return self.pulled(worker, job),
+            Output::Finished { job, at, .. } => return self.finished(worker, job, at),
+            Output::Token { job, at } => (job, at),
+            // A pin is held from the moment it is made, so none expires.
+            Output::Started { .. } | Output::Expired { .. } => return,
+        };
+        let Some(&(id, Part::Decode)) = self.jobs.get(&(worker, job)) else { return };
+        let Some(live) = self.live.get_mut(&id) else { return };
+        live.tokens += 1;
+        let Some(booking) = live.booking else { return };
+        if live.first_token.is_none() {
+            live.first_token = Some(at);
+            self.brain.first_token(booking, Time(at));
+            self.brain.observe(slot(worker), HealthEvent::Answered, Time(at));
+        }
+        self.brain.progress(booking, live.tokens, Time(at));
+    }
+
+    fn pulled(&mut self, worker: usize, job: JobId) {
+        let Some(&(id, _)) = self.jobs.get(&(worker, job)) else { return };
+        let pin = self.live.get_mut(&id).and_then(|live| live.prefill.take());
+        if let Some((from, pin)) = pin {
+            self.drop_job(from, pin);
+        }
+    }
+
+    fn finished(&mut self, worker: usize, job: JobId, at: Nanos) {
+        let Some(&(id, part)) = self.jobs.get(&(worker, job)) else { return };
+        let Some(live) = self.live.get_mut(&id) else { return };
+        match (part, live.booking) {
+            (Part::Prefill, Some(booking)) => {
+                self.brain.prefill_done(booking, Time(at));
+                self.brain.observe(slot(worker), HealthEvent::Answered, Time(at));
+                self.start_decode(id);
+            }
+            _ => self.end(id, Ending::Finished),
+        }
+    }
+
+    /// The worker that held this part of a request died.
+    pub(super) fn lost(&mut self, id: RequestId, part: Part) {
+        let Some(live) = self.live.get_mut(&id) else { return };
+        let place = match part {
+            Part::Prefill => live.prefill.take(),
+            Part::Decode => live.decode.take(),
+        };
+        let (Some((worker, _)), Some(decision)) = (place, live.decision) else { return };
+        let (leg, cause) = match part {
+            // Its KV was on its way to a decode worker, which notices.
+            Part::Prefill if live.decode.is_some() => (Leg::Prefill, Cause::KvLoad),
+            Part::Prefill => (Leg::Prefill, Cause::Cut),
+            Part::Decode if decision.path == Path::Remote => (Leg::Decode, Cause::Cut),
+            Part::Decode => (Leg::Local, Cause::Cut),
+        };
+        self.leg_failed(id, leg, slot(worker), cause);
+    }
+
+    fn leg_failed(&mut self, id: RequestId, leg: Leg, worker: Slot, cause: Cause) {
+        self.brain.observe(worker, HealthEvent::Failed(cause), Time(self.now));
+        let Some(live) = self.live.get_mut(&id) else { return };
+        let next = live.ladder.failed(leg, worker, cause);
+        let kept = match (leg, cause, live.prefill) {
+            // The decode leg never reached its engine, so the hand-off is unused.
+            (Leg::Decode, Cause::Connect, Some((from, _))) => Some(from),
+            _ => None,
+        };
+        if let Some(from) = kept {
+            live.ladder.keep_handoff(slot(from));
+        }
+        if let Some(booking) = live.booking.take() {
+            self.brain.settle(booking, End::Failed, Time(self.now));
+        }
+        let streams = live.first_token.is_some();
+        let decode = live.decode.take();
+        let prefill = if kept.is_some() { None } else { live.prefill.take() };
+        for (worker, job) in decode.into_iter().chain(prefill) {
+            self.drop_job(worker, job);
+        }
+        match next {
+            Next::Replan if !streams => self.replan(id),
+            _ => self.end(id, Ending::Failed),
+        }
+    }
+
+    /// Plans again, and lets go of a hand-off that the new plan does not use.
+    fn replan(&mut self, id: RequestId) {
+        let kept = self.live.get(&id).and_then(|live| live.prefill);
+        self.plan(id);
+        let Some((worker, job)) = kept else { return };
+        let live = self.live.get_mut(&id);
+        let live = live.filter(|live| live.prefill == kept);
+        if let Some(live) = live.filter(|live| !live.decision.is_some_and(|d| d.prefilled)) {
+            live.prefill = None;
+        } else if self.live.get(&id).is_some_and(|live| live.prefill == kept) {
+            return;
+        }
+        self.drop_job(worker, job);
+    }
+
+    fn end(&mut self, id: RequestId, ending: Ending) {
+        let Some(live) = self.live.remove(&id) else { return };
+        if let Some(booking) = live.booking {
+            let end = match ending {
+                Ending::Finished => End::Finished,
+                Ending::Failed => End::Failed,
+                Ending::Cancelled => End::Cancelled,
+            };
+            self.brain.settle(booking, end, Time(self.now));
+        }
+        for (worker, job) in live.prefill.into_iter().chain(live.decode) {
+            self.drop_job(worker, job);
+        }
+        self.outcomes.push(Outcome {
+            id,
+            arrived: live.arrived,
+            first_token: live.first_token,
+            ended: self.now,
+            tokens: live.tokens,
+            decision: live.decision,
+            ending,
+        });
+    }
+
+    fn drop_job(&mut self, worker: usize, job: JobId) {
+        self.jobs.remove(&(worker, job));
+        self.workers[worker].abort(job);
+    }
+
+    fn block_size(&self) -> Option<u32> {
+        self.workers.first().map(Worker::block_size)
+    }
+}
+
+fn leg_of(part: Part, kind: Kind) -> Leg {
+    match (part, kind) {
+        (Part::Prefill, _) => Leg::Prefill,
+        (Part::Decode, Kind::Pull(_)) => Leg::Decode,
+        (Part::Decode, _) => Leg::Local,
+    }
+}
