@@ -24,14 +24,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sim", &["brain", "kv", "tokens", "wire"]),
     ("serve", &["brain", "config", "kv", "tokens", "wire"]),
     ("cli", &["config", "serve", "sim"]),
-    ("bench", &["brain", "config", "kv", "serve", "sim", "tokens", "wire"]),
 ];
 
 /// Crates with tasks and sockets, or that start them.
-const ASYNC: &[&str] = &["serve", "sim", "cli", "bench"];
+const ASYNC: &[&str] = &["serve", "sim", "cli"];
 
 /// Crates that speak on standard output.
-const SPEAKING: &[&str] = &["cli", "bench"];
+const SPEAKING: &[&str] = &["cli"];
 
 /// The seams through which the environment comes in.
 const ENVIRONMENT_SEAMS: &[&str] = &["crates/cli/src/sources.rs", "crates/cli/src/up.rs"];
@@ -222,7 +221,7 @@ fn comments_and_pages_say_what_is_and_not_what_was() {
 fn the_environment_comes_in_at_one_seam() {
     let reads = |code: &str| code.contains("std::env") || code.contains("env::var");
     let mut found = Vec::new();
-    for file in sources().iter().filter(|file| file.package() != "bench") {
+    for file in &sources() {
         if !ENVIRONMENT_SEAMS.contains(&file.path.as_str()) {
             found.extend(file.code_where(reads));
         }
