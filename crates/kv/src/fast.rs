@@ -4,6 +4,7 @@
 //! run is, `shared.rs` for the readers' side and `seqlock.rs` for the protocol between the two.
 
 mod holders;
+mod names_map;
 mod runs;
 mod seqlock;
 mod shared;
@@ -19,6 +20,7 @@ use crate::names::{BlockHash, EngineHash, Slot, Tier};
 use holders::Holders;
 use runs::Runs;
 use shared::Shared;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use worker::{Common, Worker};
@@ -29,6 +31,7 @@ pub(crate) struct Index {
     shared: Arc<Shared>,
     common: Common,
     workers: Vec<Option<Box<Worker>>>,
+    seed: u64,
     now_ns: u64,
 }
 
@@ -53,7 +56,8 @@ impl Index {
         let shared = Arc::new(Shared::new());
         let runs = Runs::new(Arc::clone(&shared));
         let common = Common { runs, holders: Holders::default(), settings };
-        Self { shared, common, workers: Vec::new(), now_ns: 0 }
+        let seed = RandomState::new().hash_one(0);
+        Self { shared, common, workers: Vec::new(), seed, now_ns: 0 }
     }
 
     pub(crate) fn reader(&self) -> Reader {
@@ -96,7 +100,8 @@ impl Index {
         if self.workers.len() <= at {
             self.workers.resize_with(at + 1, || None);
         }
-        let worker = self.workers[at].get_or_insert_with(|| Box::new(Worker::new(slot)));
+        let seed = self.seed;
+        let worker = self.workers[at].get_or_insert_with(|| Box::new(Worker::new(slot, seed)));
         let done = act(worker, &mut self.common);
         self.shared.publish_blocks(slot, worker.blocks());
         self.shared.slots.fetch_max(at as u64 + 1, Ordering::Release);

@@ -4,17 +4,17 @@
 //! Invariant: a block is held in a tier if its holders (names, placement) there are one or more;
 //! only holders beyond the first are counted, in `more`.
 
+use super::names_map::Mixed;
 use super::runs::{Place, Runs};
 use super::side::Side;
 use crate::names::{Slot, Tier};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 /// The holders of all workers.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
-    sides: HashMap<(Slot, u32), Side>,
-    more: HashMap<(Slot, Tier, Place), u32>,
+    sides: HashMap<(Slot, u32), Side, Mixed>,
+    more: HashMap<(Slot, Tier, Place), u32, Mixed>,
 }
 
 impl Holders {
@@ -25,64 +25,71 @@ impl Holders {
         }
     }
 
-    fn has_any(&self, runs: &Runs, slot: Slot, place: Place) -> bool {
-        match self.sides.get(&(slot, place.run)) {
-            Some(side) => side.has_any(place.offset),
-            None => place.offset < runs.cover(place.run, slot.0)[0],
-        }
-    }
-
     /// One more holder; says whether the worker did not have the block in any tier before.
     pub(super) fn add(&mut self, runs: &mut Runs, slot: Slot, tier: Tier, place: Place) -> bool {
-        if self.has(runs, slot, tier, place) {
-            *self.more.entry((slot, tier, place)).or_default() += 1;
-            return false;
-        }
-        let first = !self.has_any(runs, slot, place);
-        let key = (slot, place.run);
-        let side = match self.sides.entry(key) {
-            Entry::Occupied(side) => side.into_mut(),
-            Entry::Vacant(vacant) => {
-                let cut = runs.cover(place.run, slot.0)[0];
-                if tier == Tier::Device && place.offset == cut {
-                    runs.set_cover(place.run, slot.0, [cut + 1; 3]);
-                    return first;
-                }
-                vacant.insert(Side::plain(cut))
+        let (key, offset) = ((slot, place.run), place.offset);
+        let (had, first);
+        if let Some(side) = self.side(key) {
+            (had, first) = (side.has(tier, offset), !side.has_any(offset));
+            side.set(tier, offset);
+        } else {
+            let cut = runs.cover(place.run, slot.0)[0];
+            (had, first) = (tier == Tier::Device && offset < cut, offset >= cut);
+            if tier == Tier::Device && offset == cut {
+                runs.set_cover(place.run, slot.0, [cut + 1; 3]);
+                return true;
             }
-        };
-        side.set(tier, place.offset);
-        self.publish(runs, key);
+            if !had {
+                let mut side = Side::plain(cut);
+                side.set(tier, offset);
+                self.sides.insert(key, side);
+            }
+        }
+        if had {
+            *self.more.entry((slot, tier, place)).or_default() += 1;
+        } else {
+            self.publish(runs, key);
+        }
         first
     }
 
     /// One holder less; says whether the worker has the block in no tier any more.
     pub(super) fn remove(&mut self, runs: &mut Runs, slot: Slot, tier: Tier, place: Place) -> bool {
-        if let Some(more) = self.more.get_mut(&(slot, tier, place)) {
+        if !self.more.is_empty()
+            && let Some(more) = self.more.get_mut(&(slot, tier, place))
+        {
             *more -= 1;
             if *more == 0 {
                 self.more.remove(&(slot, tier, place));
             }
             return false;
         }
-        if !self.has(runs, slot, tier, place) {
-            return false;
-        }
-        let key = (slot, place.run);
-        let side = match self.sides.entry(key) {
-            Entry::Occupied(side) => side.into_mut(),
-            Entry::Vacant(vacant) => {
-                let cut = runs.cover(place.run, slot.0)[0];
-                if place.offset + 1 == cut {
-                    runs.set_cover(place.run, slot.0, [cut - 1; 3]);
-                    return true;
-                }
-                vacant.insert(Side::plain(cut))
+        let (key, offset) = ((slot, place.run), place.offset);
+        let last;
+        if let Some(side) = self.side(key) {
+            let had = side.has(tier, offset);
+            side.unset(tier, offset);
+            last = had && !side.has_any(offset);
+        } else {
+            let cut = runs.cover(place.run, slot.0)[0];
+            if tier != Tier::Device || offset >= cut {
+                return false;
             }
-        };
-        side.unset(tier, place.offset);
+            if offset + 1 == cut {
+                runs.set_cover(place.run, slot.0, [cut - 1; 3]);
+                return true;
+            }
+            let mut side = Side::plain(cut);
+            side.unset(tier, offset);
+            self.sides.insert(key, side);
+            last = true;
+        }
         self.publish(runs, key);
-        !self.has_any(runs, slot, place)
+        last
+    }
+
+    fn side(&mut self, key: (Slot, u32)) -> Option<&mut Side> {
+        if self.sides.is_empty() { None } else { self.sides.get_mut(&key) }
     }
 
     /// A worker gives up all that it holds of a run.

@@ -3,6 +3,7 @@
 //! Invariant: a run lives while anything refers to it, and its parent run lives as long; so every
 //! block hash has one place, and a block that has a place has its predecessor's place before it.
 
+use super::names_map::MOST_RUNS;
 use super::seqlock;
 use super::shared::{Cover, Shared, pack_array, table_word};
 use super::words::{Part, Parts, Words};
@@ -265,7 +266,7 @@ impl Runs {
     }
 
     fn make(&mut self, parent: u32, first: u64) -> Option<Place> {
-        if !self.table_room() {
+        if self.metas.len() > MOST_RUNS as usize || !self.table_room() {
             return None;
         }
         let hashes = self.parts.take(&self.shared.data, 1)?;

@@ -262,3 +262,75 @@ fn an_index_that_is_emptied_again_and_again_does_not_grow() {
         assert_eq!(*size.get_or_insert(now), now);
     }
 }
+
+#[test]
+#[ignore = "a measurement, by hand and with --release"]
+fn measure() {
+    use std::hint::black_box;
+    use std::time::Instant;
+    let mut fast = Index::new(IndexSettings::default());
+    let space = Hasher::new(1).space(&SpaceKey::plain(16));
+    let rss = || {
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        status.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    // 8 workers share each of 500 prompts of 512 blocks.
+    let prompts: Vec<Vec<u32>> = (0..500).map(|own| long_prompt(16 * 64, own, 16 * 512)).collect();
+    let mut chains = vec![Vec::new(); prompts.len()];
+    for (prompt, chain) in prompts.iter().zip(&mut chains) {
+        space.chain(prompt, chain);
+    }
+    let before = rss();
+    let (start, mut pairs) = (Instant::now(), 0);
+    for (p, (prompt, chain)) in prompts.iter().zip(&chains).enumerate() {
+        for s in 0..8 {
+            let slot = Slot(u16::try_from((p * 8 + s) % 64).unwrap());
+            let names = names(slot, chain);
+            for (i, tokens) in prompt.chunks(128).enumerate() {
+                let from = i * 8;
+                let store = Store {
+                    slot,
+                    tier: Tier::Device,
+                    space,
+                    parent: from.checked_sub(1).map(|at| names[at]),
+                    blocks: &names[from..from + 8],
+                    tokens,
+                    extra: &[],
+                };
+                pairs += fast.store(&store).blocks;
+            }
+        }
+    }
+    let took = start.elapsed();
+    let blocks: u64 = (0..64).map(|s| fast.reader().blocks(Slot(s))).sum();
+    println!(
+        "stored {pairs} ({blocks} pairs) in {took:?}: {:.1} M/s",
+        pairs as f64 / took.as_secs_f64() / 1e6
+    );
+    println!("bytes per pair {:.1}", (rss() - before) as f64 / blocks as f64);
+    let (reader, mut out) = (fast.reader(), Overlap::new());
+    let mut times = Vec::new();
+    for round in 0..20_000 {
+        let chain = &chains[round * 7919 % chains.len()];
+        let start = Instant::now();
+        reader.overlap(black_box(chain), &mut out);
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    println!("query 512: p50 {:?} p99 {:?}", times[times.len() / 2], times[times.len() * 99 / 100]);
+    let start = Instant::now();
+    let mut removed = 0;
+    for (p, chain) in chains.iter().enumerate() {
+        for s in 0..4 {
+            let slot = Slot(u16::try_from((p * 8 + s) % 64).unwrap());
+            for name in names(slot, chain).iter().rev() {
+                removed += fast.remove(slot, Tier::Device, &[*name]).blocks;
+            }
+        }
+    }
+    println!("removed {removed}: {:.1} M/s", removed as f64 / start.elapsed().as_secs_f64() / 1e6);
+    let start = Instant::now();
+    let held = reader.blocks(Slot(7));
+    fast.clear(Slot(7));
+    println!("clear of {held}: {:?}", start.elapsed());
+}

@@ -1,6 +1,7 @@
 //! One worker's names and placements, as places in the runs.
 
 use super::holders::Holders;
+use super::names_map::{Copies, Named, NamesMap};
 use super::runs::{Place, Runs, Walk};
 use crate::hash::BlockExtra;
 use crate::index::{Approximate, IndexSettings, Removed, Store, Stored};
@@ -16,19 +17,11 @@ pub(super) struct Common {
     pub(super) settings: IndexSettings,
 }
 
-type Copies = [u32; Tier::COUNT];
-
-#[derive(Clone, Copy, Debug)]
-struct Named {
-    place: Place,
-    copies: Copies,
-}
-
 /// One worker rank.
 #[derive(Debug)]
 pub(super) struct Worker {
     slot: Slot,
-    names: HashMap<EngineHash, Named>,
+    names: NamesMap,
     placed: Placed,
     places: HashMap<BlockHash, Place>,
     approximate: Option<Approximate>,
@@ -36,10 +29,10 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(slot: Slot) -> Self {
+    pub(super) fn new(slot: Slot, seed: u64) -> Self {
         Self {
             slot,
-            names: HashMap::new(),
+            names: NamesMap::new(seed),
             placed: Placed::default(),
             places: HashMap::new(),
             approximate: None,
@@ -65,7 +58,7 @@ impl Worker {
         }
         let (mut walk, mut last) = match store.parent {
             None => (Walk::START, store.space.root()),
-            Some(name) => match self.names.get(&name) {
+            Some(name) => match self.names.get(name) {
                 Some(named) => (Walk::after(named.place), BlockHash(all.runs.hash(named.place))),
                 None => return Stored { orphaned: count, ..Stored::default() },
             },
@@ -81,7 +74,7 @@ impl Worker {
                 outcome.refused += count - i as u64;
                 break;
             };
-            if full && !self.names.contains_key(name) {
+            if full && self.names.get(*name).is_none() {
                 outcome.refused += 1;
                 continue;
             }
@@ -95,7 +88,7 @@ impl Worker {
     fn copy_known(&mut self, all: &mut Common, tier: Tier, blocks: &[EngineHash]) -> Stored {
         let mut outcome = Stored::default();
         for name in blocks {
-            match self.names.get(name) {
+            match self.names.get(*name) {
                 Some(named) => {
                     let (place, block) = (named.place, BlockHash(all.runs.hash(named.place)));
                     self.add(all, *name, block, place, tier);
@@ -116,14 +109,13 @@ impl Worker {
         place: Place,
         tier: Tier,
     ) -> bool {
-        let old = self.names.get(&name).copied();
+        let old = self.names.get(name);
+        let same = old.filter(|old| old.place == place);
         let renamed = old.filter(|old| old.place != place);
-        let known = old.is_some() && renamed.is_none();
-        if !known {
+        if same.is_none() {
             all.runs.refer(place.run); // before anything is released
         }
         if let Some(old) = renamed {
-            self.names.remove(&name);
             for tier in Tier::ALL {
                 if old.copies[tier.index()] > 0 {
                     self.give_up(all, tier, old.place);
@@ -131,10 +123,10 @@ impl Worker {
             }
             all.runs.unrefer(old.place.run);
         }
-        let named = self.names.entry(name).or_insert(Named { place, copies: Copies::default() });
-        let copies = &mut named.copies[tier.index()];
-        *copies = copies.saturating_add(1);
-        if *copies == 1 {
+        let mut copies = same.map_or(Copies::default(), |same| same.copies);
+        copies[tier.index()] = copies[tier.index()].saturating_add(1);
+        self.names.set(name, Named { place, copies });
+        if copies[tier.index()] == 1 {
             self.hold(all, tier, place);
         }
         if self.approximate.is_none() && self.placed.remove(block) {
@@ -151,19 +143,18 @@ impl Worker {
     ) -> Removed {
         let mut outcome = Removed::default();
         for name in blocks {
-            let named = self.names.get_mut(name);
-            let Some(named) = named.filter(|named| named.copies[tier.index()] > 0) else {
+            let named = self.names.get(*name);
+            let Some(mut named) = named.filter(|named| named.copies[tier.index()] > 0) else {
                 outcome.unknown += 1;
                 continue;
             };
             outcome.blocks += 1;
             named.copies[tier.index()] -= 1;
-            let named = *named;
+            self.names.set(*name, named);
             if named.copies[tier.index()] == 0 {
                 self.give_up(all, tier, named.place);
             }
             if named.copies == Copies::default() {
-                self.names.remove(name);
                 all.runs.unrefer(named.place.run);
             }
         }
@@ -171,10 +162,10 @@ impl Worker {
     }
 
     pub(super) fn clear(&mut self, all: &mut Common) {
-        let names = std::mem::take(&mut self.names);
+        let names = self.names.take();
         let places = std::mem::take(&mut self.places);
         self.placed = Placed::default();
-        let refs = names.values().map(|named| named.place).chain(places.into_values());
+        let refs = names.places().chain(places.into_values());
         let mut refs: Vec<u32> = refs.map(|place| place.run).collect();
         refs.sort_unstable();
         for group in refs.chunk_by(|a, b| a == b) {
