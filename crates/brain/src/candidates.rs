@@ -19,6 +19,8 @@ pub(crate) struct Candidate {
     pub(crate) role: Role,
     /// Whether it can take the local path.
     pub(crate) local: bool,
+    /// Whether it can take KV that another worker computed.
+    pub(crate) fetches: bool,
     /// Prompt tokens whose KV it holds.
     pub(crate) overlap: u32,
     /// Prompt tokens that it would have to compute.
@@ -92,6 +94,7 @@ pub(crate) fn measure(
         slot,
         role: spec.role,
         local: spec.can_prefill_locally(),
+        fetches: spec.role == Role::Decode && !ask.tries.could_not_fetch(slot),
         overlap,
         u,
         cost: cost::cost(&settings.cost, spec, &load, u),

@@ -49,17 +49,16 @@ impl<'a> Field<'a> {
         draws: Draws,
     ) -> Field<'a> {
         let temperature = settings.cost.temperature.get();
-        let of_role = |role: Role, draw| {
-            let among = |candidate: &Candidate| candidate.role == role && pool.has(role);
-            cost::pick(candidates, temperature, draw, among)
-        };
+        let prefills =
+            |candidate: &Candidate| candidate.role == Role::Prefill && pool.has(candidate.role);
+        let decodes = |candidate: &Candidate| candidate.fetches && pool.has(candidate.role);
         let locals = |candidate: &Candidate| candidate.local && pool.has(candidate.role);
         Field {
             candidates,
             pool,
             local: cost::pick(candidates, temperature, draws.decode, locals),
-            prefill: of_role(Role::Prefill, draws.prefill),
-            decode: of_role(Role::Decode, draws.decode),
+            prefill: cost::pick(candidates, temperature, draws.prefill, prefills),
+            decode: cost::pick(candidates, temperature, draws.decode, decodes),
         }
     }
 

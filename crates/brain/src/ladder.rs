@@ -1,6 +1,7 @@
 //! The failure ladder of one request: what has failed so far, and what that leaves to try.
 //! Prefill failed: another prefill worker, at most `retries` times, then the local path.
-//! Decode or local failed: plan again without that worker, at most `retries` times.
+//! Decode or local failed: plan again without that worker, at most `retries` times; a decode worker
+//! that could not fetch the KV can still compute the prompt itself.
 //! It holds until the first byte has gone to the client. It starts nothing and books nothing.
 
 use std::fmt;
@@ -91,7 +92,7 @@ impl fmt::Display for Cause {
             Cause::Status(status) => write!(f, "answered {status}"),
             Cause::Overload(status) => write!(f, "is overloaded ({status})"),
             Cause::Expired => f.write_str("computed KV whose lease ran out"),
-            Cause::KvLoad => f.write_str("computed KV that could not be fetched"),
+            Cause::KvLoad => f.write_str("could not fetch the computed KV"),
         }
     }
 }
@@ -124,6 +125,12 @@ pub struct Try {
     pub cause: Cause,
 }
 
+impl Try {
+    fn lies_in_the_handoff(&self) -> bool {
+        self.leg == Leg::Decode && self.cause == Cause::KvLoad
+    }
+}
+
 /// What failed so far of one request, before the first byte.
 #[derive(Clone, Debug)]
 pub struct Ladder {
@@ -142,6 +149,8 @@ pub(crate) enum Rung {
     Remote,
     /// Local, if the guards allow.
     Local,
+    /// Local, if the guards allow; else whatever the policy says.
+    LocalFirst,
 }
 
 impl Ladder {
@@ -163,16 +172,18 @@ impl Ladder {
         match (leg, self.rung) {
             (Leg::Prefill, Rung::Local) => return Next::GiveUp,
             // Computed in vain once: the same prompt is not prefilled remotely again.
-            (Leg::Prefill, _)
-                if matches!(cause, Cause::Expired | Cause::KvLoad) || prefills > retries =>
-            {
+            (Leg::Prefill, _) if cause == Cause::Expired || prefills > retries => {
                 self.rung = Rung::Local;
             }
             (Leg::Prefill, _) => self.rung = Rung::Remote,
+            (Leg::Decode, _) if cause == Cause::KvLoad => {
+                self.rung = if others > retries { Rung::Local } else { Rung::LocalFirst };
+            }
             (Leg::Decode | Leg::Local, _) if others > retries => return Next::GiveUp,
             // The prefill before it went well: plan as for a fresh request.
             (Leg::Decode, _) | (Leg::Local, Rung::Policy) => self.rung = Rung::Policy,
             (Leg::Local, Rung::Remote | Rung::Local) => self.rung = Rung::Local,
+            (Leg::Local, Rung::LocalFirst) => {}
         }
         Next::Replan
     }
@@ -188,8 +199,14 @@ impl Ladder {
         &self.tries
     }
 
+    /// Whether a worker is out of the question.
     pub(crate) fn has_failed(&self, slot: Slot) -> bool {
-        self.tries.iter().any(|tried| tried.slot == slot)
+        self.tries.iter().any(|tried| tried.slot == slot && !tried.lies_in_the_handoff())
+    }
+
+    /// Whether a worker could not fetch KV that was computed elsewhere.
+    pub(crate) fn could_not_fetch(&self, slot: Slot) -> bool {
+        self.tries.iter().any(|tried| tried.slot == slot && tried.lies_in_the_handoff())
     }
 
     pub(crate) fn rung(&self) -> Rung {

@@ -71,10 +71,15 @@ pub(crate) fn plan(scene: &Scene<'_>) -> Result<Plan, NoPath> {
         return planner.only_local(Why::GateShort { isl: scene.ask.isl_tokens, bound });
     }
     let rung = scene.ask.tries.rung();
+    if rung == Rung::LocalFirst
+        && let Ok(plan) = planner.retry_local()
+    {
+        return Ok(plan);
+    }
     let Some(board) = planner.board().filter(|_| rung != Rung::Local) else {
         return match rung {
             Rung::Policy => planner.without_remote(),
-            Rung::Remote | Rung::Local => planner.retry_local(),
+            Rung::Remote | Rung::Local | Rung::LocalFirst => planner.retry_local(),
         };
     };
     Ok(match (rung, wish) {
@@ -157,7 +162,7 @@ impl<'a> Planner<'a> {
         let kept = self.scene.session.and_then(|turn| self.field.find(turn.decode));
         let Some(kept) = kept else { return };
         let vetoes = self.scene.check(kept).vetoes;
-        if kept.role == Role::Decode && !vetoes.contains(Guard::DecodeKv) {
+        if kept.fetches && !vetoes.contains(Guard::DecodeKv) {
             self.field.decode = Some(*kept);
         }
         if vetoes.is_empty() {

@@ -126,14 +126,43 @@ fn a_client_error_of_any_leg_is_the_clients_answer() {
 
 #[test]
 fn kv_that_was_computed_in_vain_is_computed_again_locally() {
-    for cause in [Cause::Expired, Cause::KvLoad] {
-        let mut request = Request::new(remote(2), &[prefill(), prefill(), decode()]);
-        let decision = request.plan().unwrap();
-        assert_eq!(request.fail(&decision, Leg::Prefill, cause), Next::Replan);
-        let second = request.plan().unwrap();
-        // The decode worker is not to blame.
-        assert_eq!((second.why.as_str(), second.decode), ("retry_local", decision.decode));
+    for (leg, cause) in [(Leg::Prefill, Cause::Expired), (Leg::Decode, Cause::KvLoad)] {
+        for retries in [0, 2] {
+            let mut request = Request::new(remote(retries), &[prefill(), prefill(), decode()]);
+            let decision = request.plan().unwrap();
+            assert_eq!(request.fail(&decision, leg, cause), Next::Replan);
+            let second = request.plan().unwrap();
+            // The decode worker can still do it all itself.
+            assert_eq!((second.why.as_str(), second.decode), ("retry_local", decision.decode));
+        }
     }
+}
+
+#[test]
+fn where_nothing_goes_local_kv_that_could_not_be_fetched_is_computed_for_another_worker() {
+    let fleet = [prefill(), decode_only(), decode_only(), decode_only()];
+    let mut request = Request::new(remote(1), &fleet);
+    let first = request.plan().unwrap();
+    assert_eq!(request.fail(&first, Leg::Decode, Cause::KvLoad), Next::Replan);
+    let second = request.plan().unwrap();
+    assert_eq!((second.path, second.prefill), (Path::Remote, first.prefill));
+    assert_ne!(second.decode, first.decode);
+    // No more often than retries allow.
+    assert_eq!(request.fail(&second, Leg::Decode, Cause::KvLoad), Next::Replan);
+    assert!(request.plan().unwrap_err().to_string().ends_with("capability"));
+}
+
+#[test]
+fn a_worker_that_fails_both_ways_leaves_the_local_path_to_another() {
+    let mut request = Request::new(remote(2), &[prefill(), decode(), decode()]);
+    let first = request.plan().unwrap();
+    request.fail(&first, Leg::Decode, Cause::KvLoad);
+    let second = request.plan().unwrap();
+    assert_eq!((second.path, second.decode), (Path::Local, first.decode));
+    assert_eq!(request.fail(&second, Leg::Local, Cause::Status(500)), Next::Replan);
+    let third = request.plan().unwrap();
+    assert_eq!((third.path, third.why.as_str()), (Path::Local, "retry_local"));
+    assert_ne!(third.decode, first.decode);
 }
 
 #[test]
