@@ -6,34 +6,24 @@ mod support;
 use pointsman_sim::mock::{Action, Cut, Faults, Leg};
 use serde_json::{Value, json};
 use support::client::error_message;
-use support::fleet::{completion, prompt, rule};
-use support::{Fleet, Head, Request, Spec, decode, prefill};
+use support::fleet::{completion, prompt, rule, unwatched};
+use support::{Fleet, Head, Request, decode, prefill};
 
-/// A short lease, as what a broken prefill leg leaves pinned nobody can name and release.
-fn short_lease(spec: Spec) -> Spec {
-    spec.engine(|engine| engine.lease = std::time::Duration::from_secs(2))
-}
-
-/// Health checks that never come, so that a fault is met by requests; no connection kept.
 fn settings(more: Value) -> Value {
-    let mut settings = json!({
-        "health": {"interval": "1h"},
-        "timeouts": {"prefill": "400ms"},
-        "upstream": {"max_idle_per_worker": 0},
-    });
+    let mut settings = unwatched(json!({"timeouts": {"prefill": "400ms"}}));
     support::merge(&mut settings, more);
     settings
 }
 
 async fn two_prefill_workers(faults: Faults) -> Fleet {
-    let specs = [short_lease(prefill("p0")), prefill("p1"), decode("d0")];
+    let specs = [prefill("p0").short_lease(), prefill("p1"), decode("d0")];
     let fleet = Fleet::with(specs, settings(json!({}))).await;
     fleet.set_faults("p0", faults);
     fleet
 }
 
 async fn one_prefill_worker(faults: Faults) -> Fleet {
-    let fleet = Fleet::with([short_lease(prefill("p0")), decode("d0")], settings(json!({}))).await;
+    let fleet = Fleet::with([prefill("p0").short_lease(), decode("d0")], settings(json!({}))).await;
     fleet.set_faults("p0", faults);
     fleet
 }
@@ -42,27 +32,16 @@ fn request(seed: u32) -> Request {
     Request::completion(&completion(&prompt(seed, 200), 8, false))
 }
 
-async fn assert_is_as_alone(fleet: &Fleet, request: &Request, reply: &Value) {
-    let expected = fleet.expected(request).await;
-    assert_eq!(reply["choices"], expected["choices"]);
-    assert_eq!(reply["usage"]["completion_tokens"], expected["usage"]["completion_tokens"]);
-}
-
-async fn failures(fleet: &Fleet, leg: &str, cause: &str) -> u64 {
-    let metrics = fleet.router.metrics().await;
-    metrics.count("pointsman_leg_failures_total", &[("leg", leg), ("cause", cause)])
-}
-
 /// The other prefill worker does it, the failed one is not asked again; then alone: the local path.
 async fn another_takes_over_or_the_local_path(faults: Faults, cause: &str) {
     let fleet = two_prefill_workers(faults.clone()).await;
     let asked = request(1);
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.reason()), (200, "remote", "retry_prefill"));
-    assert_is_as_alone(&fleet, &asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     assert_eq!(fleet.legs("p1", "prefill"), 1);
     assert!(fleet.requests("p0").len() <= 1, "asked again: {:?}", fleet.requests("p0"));
-    assert_eq!(failures(&fleet, "prefill", cause).await, 1);
+    assert_eq!(fleet.failures("prefill", cause).await, 1);
     fleet.assert_nothing_leaks().await;
 
     let fleet = one_prefill_worker(faults).await;
@@ -70,10 +49,10 @@ async fn another_takes_over_or_the_local_path(faults: Faults, cause: &str) {
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.reason()), (200, "local", "retry_local"));
     assert_eq!(head.worker(), "d0");
-    assert_is_as_alone(&fleet, &asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     assert_eq!((fleet.legs("d0", "local"), fleet.legs("d0", "decode_remote")), (1, 0));
     assert!(fleet.requests("p0").len() <= 1, "asked again: {:?}", fleet.requests("p0"));
-    assert_eq!(failures(&fleet, "prefill", cause).await, 1);
+    assert_eq!(fleet.failures("prefill", cause).await, 1);
     fleet.assert_nothing_leaks().await;
 }
 
@@ -87,7 +66,7 @@ async fn a_healthy_fleet_serves_a_cold_prompt_remotely() {
     let asked = request(1);
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d0"), "{reply}");
-    assert_is_as_alone(&fleet, &asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     assert_eq!((fleet.legs("p0", "prefill"), fleet.legs("d0", "decode_remote")), (1, 1));
     fleet.assert_nothing_leaks().await;
 }
@@ -165,10 +144,7 @@ async fn a_stream_whose_prefill_fails_is_as_whole_as_any() {
     let body = completion(&prompt(3, 200), 8, true);
     let (head, streamed) = Request::completion(&body).send(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.reason()), (200, "local", "retry_local"));
-    assert!(streamed.is_done(), "{streamed:?}");
-    let alone = Request::completion(&completion(&prompt(3, 200), 8, false));
-    let expected = fleet.expected(&alone).await;
-    assert_eq!(streamed.content(), expected["choices"][0]["text"].as_str().unwrap());
+    fleet.assert_streamed_as_alone("/v1/completions", &body, &streamed).await;
     fleet.assert_nothing_leaks().await;
 }
 
@@ -294,8 +270,8 @@ async fn a_prefill_that_comes_too_late_for_its_lease_is_not_handed_on_but_releas
     let asked = request(1);
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.reason()), (200, "local", "retry_local"));
-    assert_is_as_alone(&fleet, &asked, &reply).await;
-    assert_eq!(failures(&fleet, "prefill", "expired").await, 1);
+    fleet.assert_as_alone(&asked, &reply).await;
+    assert_eq!(fleet.failures("prefill", "expired").await, 1);
     assert_eq!(fleet.legs("d0", "decode_remote"), 0);
     // The engine's own lease is 30 s: only a release frees the blocks before.
     fleet.assert_nothing_leaks().await;

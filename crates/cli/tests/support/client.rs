@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use super::SOON;
@@ -67,10 +67,21 @@ impl Request {
         exchange
     }
 
+    /// Sends all of it on a connection that takes in next to nothing that is not read.
+    pub async fn open_narrow(&self, to: SocketAddr) -> Exchange {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("an option of every socket");
+        let stream = timeout(SOON, socket.connect(to)).await.expect("connecting hangs");
+        let mut exchange = Exchange::over(stream.expect("the router takes connections"));
+        exchange.send(self.head().as_bytes()).await;
+        exchange.send(&self.body).await;
+        exchange
+    }
+
     /// Sends the head alone; the body is for [`Exchange::send`].
     pub async fn begin(&self, to: SocketAddr) -> Exchange {
         let stream = connect(to).await.expect("the router takes connections");
-        let mut exchange = Exchange { stream, read: Vec::new(), head: None, left: Left::Unknown };
+        let mut exchange = Exchange::over(stream);
         exchange.send(self.head().as_bytes()).await;
         exchange
     }
@@ -146,6 +157,10 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    fn over(stream: TcpStream) -> Exchange {
+        Exchange { stream, read: Vec::new(), head: None, left: Left::Unknown }
+    }
+
     /// Sends bytes as they are.
     pub async fn send(&mut self, bytes: &[u8]) {
         // A reply may come before all of the body is sent; then the rest is not wanted.

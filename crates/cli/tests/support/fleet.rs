@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use pointsman_sim::mock::{Action, EngineConfig, Fault, Faults, Leg, MockEngine, Role};
 use serde_json::{Value, json};
 
-use super::client::Request;
+use super::client::{Body, Request};
 use super::router::Router;
 use super::valve::Valve;
 use super::{merge, wait_until};
@@ -63,6 +63,12 @@ impl Spec {
     pub fn worker(mut self, keys: Value) -> Spec {
         merge(&mut self.worker, keys);
         self
+    }
+
+    /// A short lease, where what is left pinned nobody can name and release.
+    #[must_use]
+    pub fn short_lease(self) -> Spec {
+        self.engine(|engine| engine.lease = std::time::Duration::from_secs(2))
     }
 
     /// Puts a valve between the router and the engine.
@@ -177,6 +183,31 @@ impl Fleet {
         json
     }
 
+    /// A reply that is no stream says what an engine alone would have said.
+    pub async fn assert_as_alone(&self, request: &Request, reply: &Value) {
+        let expected = self.expected(request).await;
+        assert_eq!(reply["choices"], expected["choices"], "{reply}");
+        let tokens = |json: &Value| json["usage"]["completion_tokens"].clone();
+        assert_eq!(tokens(reply), tokens(&expected));
+    }
+
+    /// A stream is whole and says what an engine alone would have said.
+    pub async fn assert_streamed_as_alone(&self, path: &str, request: &Value, body: &Body) {
+        assert!(body.is_done(), "{body:?}");
+        let mut whole = request.clone();
+        whole["stream"] = json!(false);
+        let expected = self.expected(&Request::post(path, &whole)).await;
+        let choice = &expected["choices"][0];
+        let text = choice["text"].as_str().or_else(|| choice["message"]["content"].as_str());
+        assert_eq!(body.content(), text.expect("a reply with text"));
+    }
+
+    /// `leg_failures_total`
+    pub async fn failures(&self, leg: &str, cause: &str) -> u64 {
+        let metrics = self.router.metrics().await;
+        metrics.count("pointsman_leg_failures_total", &[("leg", leg), ("cause", cause)])
+    }
+
     /// Waits until nothing is booked, running or pinned anywhere.
     ///
     /// # Panics
@@ -237,6 +268,14 @@ impl Fleet {
         }
         leaks
     }
+}
+
+/// Settings of a router that meets faults in requests alone: no health checks, fresh connections.
+pub fn unwatched(more: Value) -> Value {
+    let mut settings =
+        json!({"health": {"interval": "1h"}, "upstream": {"max_idle_per_worker": 0}});
+    merge(&mut settings, more);
+    settings
 }
 
 /// The configuration of a router for tests.

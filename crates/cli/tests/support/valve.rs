@@ -1,6 +1,8 @@
 //! A TCP proxy in front of an engine, for what happens on the network rather than in the engine.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,6 +28,8 @@ const CONNECT_WAIT: Duration = Duration::from_millis(200);
 pub struct Valve {
     addr: SocketAddr,
     state: watch::Sender<State>,
+    /// Bytes of the engine that pass on each connection before it is cut.
+    cut_after: Arc<AtomicUsize>,
     accepting: JoinHandle<()>,
     /// Connections that fill the queue of a deaf valve.
     queued: Vec<TcpStream>,
@@ -38,8 +42,9 @@ impl Valve {
         let listener = socket.listen(1).expect("it can listen");
         let addr = listener.local_addr().expect("it has an address");
         let state = watch::Sender::new(State::Open);
-        let accepting = tokio::spawn(accept(listener, to, state.clone()));
-        Valve { addr, state, accepting, queued: Vec::new() }
+        let cut_after = Arc::new(AtomicUsize::new(usize::MAX));
+        let accepting = tokio::spawn(accept(listener, to, state.clone(), Arc::clone(&cut_after)));
+        Valve { addr, state, cut_after, accepting, queued: Vec::new() }
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -49,6 +54,11 @@ impl Valve {
     /// Lets nothing pass, either way.
     pub fn freeze(&self) {
         self.state.send_replace(State::Frozen);
+    }
+
+    /// Ends each further connection after so many bytes of the engine's.
+    pub fn cut_after(&self, bytes: usize) {
+        self.cut_after.store(bytes, Ordering::Relaxed);
     }
 
     /// Lets everything pass again.
@@ -73,7 +83,12 @@ impl Drop for Valve {
     }
 }
 
-async fn accept(listener: TcpListener, to: SocketAddr, state: watch::Sender<State>) {
+async fn accept(
+    listener: TcpListener,
+    to: SocketAddr,
+    state: watch::Sender<State>,
+    cut_after: Arc<AtomicUsize>,
+) {
     let mut changes = state.subscribe();
     loop {
         let hears = changes.wait_for(|state| *state != State::Deaf).await.is_ok();
@@ -85,12 +100,13 @@ async fn accept(listener: TcpListener, to: SocketAddr, state: watch::Sender<Stat
             _ = changes.changed() => continue,
         };
         if let Ok((stream, _peer)) = stream {
-            tokio::spawn(pass(stream, to, state.subscribe()));
+            let left = cut_after.load(Ordering::Relaxed);
+            tokio::spawn(pass(stream, to, state.subscribe(), left));
         }
     }
 }
 
-async fn pass(client: TcpStream, to: SocketAddr, state: watch::Receiver<State>) {
+async fn pass(client: TcpStream, to: SocketAddr, state: watch::Receiver<State>, left: usize) {
     // A client of an engine that is gone sees its connection end.
     let Ok(engine) = TcpStream::connect(to).await else { return };
     let _ = (client.set_nodelay(true), engine.set_nodelay(true));
@@ -98,8 +114,8 @@ async fn pass(client: TcpStream, to: SocketAddr, state: watch::Receiver<State>) 
     let (from_engine, to_engine) = engine.into_split();
     // When one side ends, so does the other.
     tokio::select! {
-        () = pump(from_client, to_engine, state.clone()) => {}
-        () = pump(from_engine, to_client, state) => {}
+        () = pump(from_client, to_engine, state.clone(), usize::MAX) => {}
+        () = pump(from_engine, to_client, state, left) => {}
     }
 }
 
@@ -107,13 +123,16 @@ async fn pump(
     mut from: tcp::OwnedReadHalf,
     mut to: tcp::OwnedWriteHalf,
     mut state: watch::Receiver<State>,
+    mut left: usize,
 ) {
     let mut buffer = vec![0; 16 * 1024];
-    loop {
+    while left > 0 {
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
         if state.wait_for(|state| *state != State::Frozen).await.is_err() {
             return;
         }
+        let count = count.min(left);
+        left -= count;
         if to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
