@@ -167,7 +167,7 @@ fn a_long_file_has_a_reason() {
 #[test]
 fn a_long_function_has_a_reason() {
     let mut long = Vec::new();
-    for file in sources() {
+    for file in sources().iter().filter(|file| !file.is_test()) {
         let lines: Vec<&str> = file.text.lines().collect();
         for (at, line) in lines.iter().enumerate() {
             let indent = line.len() - line.trim_start().len();
