@@ -57,19 +57,31 @@ async fn remote_and_local_give_the_same_text_and_the_pin_is_released() {
 }
 
 #[tokio::test]
-async fn cached_tokens_are_those_of_the_decode_engine_itself() {
+async fn cached_tokens_are_those_of_the_engine_that_computed_the_prompt() {
     let (p, d) = pair().await;
-    let mut cached = Vec::new();
-    for length in [100, 200, 200] {
+    let cached = async |engine: &MockEngine, length: u32| {
         let prompt = ids(0, length);
         let params = prefill(&p, &prompt).await;
-        let reply = complete(&d.url(), &decode(&prompt, &params)).await.json();
-        cached.push(reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap());
-    }
-    // Nothing, then the whole blocks of the first prompt and its answer, then all but the last.
-    assert_eq!(cached, [0, 96, 192]);
+        let reply = complete(&engine.url(), &decode(&prompt, &params)).await.json();
+        reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    // Nothing, then the whole blocks of the first prompt, then all but the last.
+    assert_eq!(cached(&d, 100).await, 0);
+    assert_eq!(cached(&d, 200).await, 96);
+    assert_eq!(cached(&d, 200).await, 192);
+    // Another decode engine has nothing of its own.
+    let other = start(quick(Role::Decode)).await;
+    assert_eq!(cached(&other, 200).await, 192);
+    assert_eq!(other.stats()["local_cache_hit_tokens"], 0);
+    // A prompt that the decode engine alone has seen.
+    let prompt = ids(9, 100);
+    text(&complete(&d.url(), &json!({"prompt": prompt, "max_tokens": 1})).await);
+    let params = prefill(&p, &prompt).await;
+    let reply = complete(&d.url(), &decode(&prompt, &params)).await.json();
+    assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     p.stop().await;
     d.stop().await;
+    other.stop().await;
 }
 
 #[tokio::test]
@@ -146,6 +158,9 @@ async fn params_of_another_prompt_poison_the_cache() {
     assert_eq!(violations(&d), ["params_of_another_prompt"]);
     let local = complete(&d.url(), &json!({"prompt": other, "max_tokens": 8})).await;
     assert_ne!(text(&local), right, "it used the blocks that were wrong");
+    common::post(&d.url(), "/reset_prefix_cache", &json!({})).await;
+    let local = complete(&d.url(), &json!({"prompt": other, "max_tokens": 8})).await;
+    assert_eq!(text(&local), right);
     p.stop().await;
     d.stop().await;
 }

@@ -27,6 +27,8 @@ pub(super) struct KvParams {
     pub(super) remote_port: Option<u16>,
     pub(super) has_block_ids: bool,
     pub(super) prompt_token_ids: Option<Vec<u32>>,
+    /// What of the prompt the prefill engine had cached.
+    pub(super) remote_prefill_cached_tokens: Option<u32>,
 }
 
 /// A request after validation, apart from its prompt.
@@ -266,6 +268,10 @@ impl Fields<'_> {
                 .and_then(|port| u16::try_from(port).ok()),
             has_block_ids: params.get("remote_block_ids").is_some_and(Value::is_array),
             prompt_token_ids: params.get("prompt_token_ids").and_then(token_ids),
+            remote_prefill_cached_tokens: params
+                .get("remote_prefill_cached_tokens")
+                .and_then(Value::as_u64)
+                .and_then(|tokens| u32::try_from(tokens).ok()),
         })
     }
 }

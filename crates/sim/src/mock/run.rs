@@ -218,8 +218,11 @@ impl Run {
     fn note_start(&mut self, sequence: usize, cached_tokens: u32) {
         let blocks = (cached_tokens / self.app.config.block_size) as usize;
         let poisoned = self.app.is_poisoned(&self.names[sequence].names[..blocks]);
+        // A decode engine tells what was cached where the prompt was computed, if it was told.
+        let remote = self.plan.request.kv.remote_prefill_cached_tokens;
+        let told = remote.filter(|_| self.plan.leg == Leg::Decode);
         let sequence = &mut self.plan.sequences[sequence];
-        sequence.cached_tokens = cached_tokens;
+        sequence.cached_tokens = told.unwrap_or(cached_tokens);
         if poisoned {
             sequence.answer.garble(&self.app.words);
         }
