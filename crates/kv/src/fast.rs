@@ -15,7 +15,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use crate::index::{Approximate, IndexSettings, Overlap, Removed, Store, Stored};
+use crate::index::{Applied, Approximate, Event, IndexSettings, Overlap, Removed, Store, Stored};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
 use holders::Holders;
 use runs::Runs;
@@ -24,6 +24,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use worker::{Common, Worker};
+
+/// Events whose memory is fetched together, and names of each.
+const WINDOW: usize = 64;
 
 /// The writer's index.
 #[derive(Debug)]
@@ -62,6 +65,36 @@ impl Index {
 
     pub(crate) fn reader(&self) -> Reader {
         Reader { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Applies events in order, in windows whose memory is fetched ahead.
+    pub(crate) fn apply(&mut self, events: &[Event<'_>]) -> Applied {
+        let mut sum = Applied::default();
+        for window in events.chunks(WINDOW) {
+            for event in window {
+                let (slot, names) = match event {
+                    Event::Store(store) => (store.slot, store.blocks),
+                    Event::Remove { slot, blocks, .. } => (*slot, *blocks),
+                    Event::Clear { .. } => continue,
+                };
+                if let Some(Some(worker)) = self.workers.get(usize::from(slot.0)) {
+                    worker.warm(&names[..names.len().min(WINDOW)]);
+                }
+            }
+            for event in window {
+                match event {
+                    Event::Store(store) => sum.stored.add(self.store(store)),
+                    Event::Remove { slot, tier, blocks } => {
+                        sum.removed.add(self.remove(*slot, *tier, blocks));
+                    }
+                    Event::Clear { slot } => {
+                        self.clear(*slot);
+                        sum.clears += 1;
+                    }
+                }
+            }
+        }
+        sum
     }
 
     pub(crate) fn store(&mut self, store: &Store<'_>) -> Stored {

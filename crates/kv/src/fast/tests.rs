@@ -114,6 +114,8 @@ proptest! {
                     let tokens = long_prompt(prompt.0, prompt.1, prompt.2);
                     space.chain(&tokens, &mut chain);
                     let names = names(Slot(*slot), &chain);
+                    let mut expected = Applied::default();
+                    let mut events = Vec::new();
                     for (i, tokens) in tokens.chunks(*event).enumerate() {
                         let from = i * event;
                         let store = Store {
@@ -125,8 +127,10 @@ proptest! {
                             tokens,
                             extra: &[],
                         };
-                        prop_assert_eq!(fast.store(&store), exact.store(&store));
+                        expected.stored.add(exact.store(&store));
+                        events.push(Event::Store(store));
                     }
+                    prop_assert_eq!(fast.apply(&events), expected);
                     prompts.push(*prompt);
                 }
                 Long::Evict { slot, tier, prompt, from, step } => {
@@ -267,7 +271,18 @@ fn an_index_that_is_emptied_again_and_again_does_not_grow() {
 #[ignore = "a measurement, by hand and with --release"]
 fn measure() {
     use std::hint::black_box;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
+    /// Time on the CPU, for a machine that is shared.
+    struct Cpu(u64);
+    impl Cpu {
+        fn now() -> Self {
+            let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+            Self(text.split(' ').next().unwrap().parse().unwrap())
+        }
+        fn elapsed(&self) -> Duration {
+            Duration::from_nanos(Self::now().0 - self.0)
+        }
+    }
     let mut fast = Index::new(IndexSettings::default());
     let space = Hasher::new(1).space(&SpaceKey::plain(16));
     let rss = || {
@@ -281,14 +296,14 @@ fn measure() {
         space.chain(prompt, chain);
     }
     let before = rss();
-    let (start, mut pairs) = (Instant::now(), 0);
+    let (start, mut pairs) = (Cpu::now(), 0);
     for (p, (prompt, chain)) in prompts.iter().zip(&chains).enumerate() {
         for s in 0..8 {
             let slot = Slot(u16::try_from((p * 8 + s) % 64).unwrap());
             let names = names(slot, chain);
-            for (i, tokens) in prompt.chunks(128).enumerate() {
-                let from = i * 8;
-                let store = Store {
+            let event = |(i, tokens)| {
+                let from: usize = i * 8;
+                Event::Store(Store {
                     slot,
                     tier: Tier::Device,
                     space,
@@ -296,9 +311,10 @@ fn measure() {
                     blocks: &names[from..from + 8],
                     tokens,
                     extra: &[],
-                };
-                pairs += fast.store(&store).blocks;
-            }
+                })
+            };
+            let events: Vec<_> = prompt.chunks(128).enumerate().map(event).collect();
+            pairs += fast.apply(&events).stored.blocks;
         }
     }
     let took = start.elapsed();
@@ -318,18 +334,23 @@ fn measure() {
     }
     times.sort_unstable();
     println!("query 512: p50 {:?} p99 {:?}", times[times.len() / 2], times[times.len() * 99 / 100]);
-    let start = Instant::now();
+    let start = Cpu::now();
     let mut removed = 0;
     for (p, chain) in chains.iter().enumerate() {
         for s in 0..4 {
             let slot = Slot(u16::try_from((p * 8 + s) % 64).unwrap());
-            for name in names(slot, chain).iter().rev() {
-                removed += fast.remove(slot, Tier::Device, &[*name]).blocks;
-            }
+            let names = names(slot, chain);
+            let event = |name| Event::Remove {
+                slot,
+                tier: Tier::Device,
+                blocks: std::slice::from_ref(name),
+            };
+            let events: Vec<_> = names.iter().rev().map(event).collect();
+            removed += fast.apply(&events).removed.blocks;
         }
     }
     println!("removed {removed}: {:.1} M/s", removed as f64 / start.elapsed().as_secs_f64() / 1e6);
-    let start = Instant::now();
+    let start = Cpu::now();
     let held = reader.blocks(Slot(7));
     fast.clear(Slot(7));
     println!("clear of {held}: {:?}", start.elapsed());

@@ -45,6 +45,11 @@ impl Worker {
         self.blocks
     }
 
+    /// Brings what the next events need into the cache.
+    pub(super) fn warm(&self, names: &[EngineHash]) {
+        self.names.warm(names);
+    }
+
     pub(super) fn store(&mut self, all: &mut Common, store: &Store<'_>) -> Stored {
         let count = store.blocks.len() as u64;
         if store.tokens.is_empty() {
@@ -129,7 +134,8 @@ impl Worker {
         if copies[tier.index()] == 1 {
             self.hold(all, tier, place);
         }
-        if self.approximate.is_none() && self.placed.remove(block) {
+        let predicted = self.approximate.is_none() && self.placed.len() > 0;
+        if predicted && self.placed.remove(block) {
             self.unplace(all, block);
         }
         renamed.is_some()
