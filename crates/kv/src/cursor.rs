@@ -226,6 +226,13 @@ impl<M> Cursor<M> {
         }
     }
 
+    /// The message applied under `epoch` could not be read, or not wholly: what it said is lost.
+    pub fn unreadable(&mut self, epoch: u32, out: &mut Vec<Action<M>>) {
+        if epoch == self.epoch {
+            self.lose(out);
+        }
+    }
+
     /// How far the index can be trusted.
     #[must_use]
     pub fn standing(&self) -> Standing {

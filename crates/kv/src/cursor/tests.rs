@@ -157,6 +157,19 @@ fn a_clear_that_was_announced_before_a_loss_does_not_heal_it() {
 }
 
 #[test]
+fn an_unreadable_message_is_a_loss_once() {
+    let mut p = Probe::new(true);
+    p.cursor.live(stamp(0, 1), 1, 0, &mut p.out);
+    let Some(Action::Apply { epoch, .. }) = p.out.pop() else { panic!("not applied") };
+    p.cursor.unreadable(epoch, &mut p.out);
+    p.cursor.unreadable(epoch, &mut p.out);
+    assert_eq!(p.actions(), ["clear Lost"]);
+    assert_eq!(p.cursor.standing(), Standing::Partial);
+    assert_eq!(p.live(1), ["apply 1"]);
+    assert_eq!(p.cursor.standing(), Standing::Partial);
+}
+
+#[test]
 fn an_idle_publisher_is_asked_when_the_connection_is_made() {
     let mut p = Probe::new(true);
     assert_eq!(p.connected(), ["replay 0"]);
