@@ -217,6 +217,8 @@ pub(crate) struct Group {
     pub(crate) created: u64,
     /// Names of the shadow policies, in the brain's order.
     pub(crate) shadows: Vec<&'static str>,
+    /// What stands in for the events of a worker that publishes none.
+    approximate: config::Approximate,
     clock: Clock,
     brain: Mutex<Brain>,
     writer: Mutex<kv::Writer>,
@@ -246,6 +248,7 @@ impl Group {
         tokenizer: Tokenizer,
         brain: Brain,
         hasher: kv::Hasher,
+        approximate: config::Approximate,
         clock: Clock,
     ) -> Group {
         let (writer, reader) = kv::index();
@@ -257,6 +260,7 @@ impl Group {
             roster: ArcSwap::default(),
             created: u64::try_from(crate::prompt::unix_seconds()).unwrap_or(0),
             shadows: brain.settings().shadow.iter().map(|shadow| shadow.rule.as_str()).collect(),
+            approximate,
             clock,
             brain: Mutex::new(brain),
             writer: Mutex::new(writer),
@@ -296,11 +300,7 @@ impl Group {
     }
 
     /// Adds a worker; its background tasks are the caller's to start.
-    pub(crate) fn add(
-        &self,
-        settings: config::Worker,
-        approximate: config::Approximate,
-    ) -> Result<Arc<Worker>, AddError> {
+    pub(crate) fn add(&self, settings: config::Worker) -> Result<Arc<Worker>, AddError> {
         let _changing = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut roster = Roster::clone(&self.roster.load());
         if roster.worker(&settings.name).is_some() {
@@ -319,7 +319,7 @@ impl Group {
             roster.ranks[at] =
                 Some(Rank { worker: Arc::clone(&worker), slot, rank: (ranks > 1).then_some(rank) });
             self.brain().add(slot, spec, now);
-            self.approximate(slot, &spec, approximate);
+            self.stand_in(slot, &spec);
         }
         self.roster.store(Arc::new(roster));
         Ok(worker)
@@ -345,12 +345,7 @@ impl Group {
     }
 
     /// Takes over what a worker has told of itself.
-    pub(crate) fn learn(
-        &self,
-        worker: &Arc<Worker>,
-        learned: Learned,
-        approximate: config::Approximate,
-    ) {
+    pub(crate) fn learn(&self, worker: &Arc<Worker>, learned: Learned) {
         let _changing = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.gone.is_cancelled() || **worker.learned.load() == learned {
             return;
@@ -361,22 +356,35 @@ impl Group {
         for &slot in &worker.slots {
             roster.block_sizes[usize::from(slot.0)] = spec.block_size.get();
             self.brain().update(slot, spec);
-            self.approximate(slot, &spec, approximate);
+            self.stand_in(slot, &spec);
         }
         self.roster.store(Arc::new(roster));
     }
 
-    /// Where there are no events, what was placed stands in for them.
-    fn approximate(&self, slot: Slot, spec: &WorkerSpec, setting: config::Approximate) {
-        let stand_in = match setting {
-            _ if spec.publishes_events => None,
-            config::Approximate::Off => None,
-            config::Approximate::Record { ttl, unknown_blocks } => Some(kv::Approximate {
-                capacity_blocks: Some(spec.capacity_blocks.unwrap_or(unknown_blocks.get())),
-                ttl_ns: ttl.map(|ttl| u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX)),
-            }),
+    /// What was placed on a worker stands in for its events, where there are none.
+    fn stand_in(&self, slot: Slot, spec: &WorkerSpec) {
+        let stand_in = match self.approximate {
+            config::Approximate::Record { ttl, unknown_blocks } if !spec.publishes_events => {
+                Some(kv::Approximate {
+                    capacity_blocks: Some(spec.capacity_blocks.unwrap_or(unknown_blocks.get())),
+                    ttl_ns: ttl.map(|ttl| u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX)),
+                })
+            }
+            _ => None,
         };
         self.writer().set_approximate(kv::Slot(slot.0), stand_in);
+    }
+
+    /// Whether placements on a worker are to be recorded.
+    pub(crate) fn records(&self, spec: &WorkerSpec) -> bool {
+        !spec.publishes_events && self.approximate != config::Approximate::Off
+    }
+
+    /// Forgets placements whose time is over.
+    pub(crate) fn forget_expired(&self) {
+        if matches!(self.approximate, config::Approximate::Record { ttl: Some(_), .. }) {
+            self.writer().expire(self.now().0);
+        }
     }
 }
 

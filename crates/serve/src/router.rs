@@ -81,7 +81,7 @@ impl Router {
         group: &Arc<Group>,
         settings: WorkerSettings,
     ) -> Result<Arc<Worker>, AddError> {
-        let worker = group.add(settings, self.settings.kv.approximate)?;
+        let worker = group.add(settings)?;
         let task = watch::watch(Arc::clone(self), Arc::clone(group), Arc::clone(&worker));
         self.tasks.spawn(task);
         if let pointsman_config::KvEvents::At(stream) = &worker.settings.kv_events {

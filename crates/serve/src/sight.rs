@@ -28,6 +28,7 @@ pub(crate) fn look_up(group: &Group, roster: &Roster, prompt: &Prompt, scope: &S
     thread_local! {
         static SCRATCH: RefCell<(Vec<BlockHash>, Overlap)> = RefCell::default();
     }
+    group.forget_expired();
     let mut held = vec![Held::default(); roster.ranks.len()];
     SCRATCH.with_borrow_mut(|(chain, overlap)| {
         for block_size in roster.distinct_block_sizes() {
@@ -56,7 +57,7 @@ fn add(held: &mut [Held], overlap: &Overlap, roster: &Roster, block_size: u32) {
 /// Notes that a worker has computed or received a prompt, where it publishes no events that say so.
 pub(crate) fn place(group: &Group, rank: &Rank, prompt: &Prompt, scope: &Scope) {
     let spec = rank.worker.spec();
-    if spec.publishes_events || rank.worker.gone.is_cancelled() {
+    if !group.records(&spec) || rank.worker.gone.is_cancelled() {
         return;
     }
     let space = group.hasher.space(&scope.key(spec.block_size.get()));

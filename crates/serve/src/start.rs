@@ -75,7 +75,8 @@ fn group(settings: &Settings, model: &Model, clock: Clock) -> Result<Arc<Group>,
     let brain = Brain::new(model.routing.clone());
     // Random per process, so that nobody can craft prompts whose blocks collide.
     let hasher = Hasher::new(RandomState::new().build_hasher().finish());
-    Ok(Arc::new(Group::new(model.clone(), tokenizer, brain, hasher, clock)))
+    let approximate = settings.kv.approximate;
+    Ok(Arc::new(Group::new(model.clone(), tokenizer, brain, hasher, approximate, clock)))
 }
 
 impl Running {

@@ -181,7 +181,7 @@ impl Watching {
     }
 
     fn learn(&self, learned: Learned) {
-        self.group.learn(&self.worker, learned, self.router.settings.kv.approximate);
+        self.group.learn(&self.worker, learned);
     }
 
     async fn document(&self, path: &str) -> Option<bytes::Bytes> {
