@@ -90,11 +90,19 @@ async fn start_engines(args: &Args) -> anyhow::Result<Vec<(String, MockEngine)>>
 
 /// The configuration that an operator would write for this fleet.
 fn file(args: &Args, engines: &[(String, MockEngine)]) -> File {
+    let budget = EngineConfig::default().max_num_batched_tokens;
     let workers: Vec<Value> = engines
         .iter()
         .map(|(name, engine)| {
             let role = name.split('-').next();
-            json!({"name": name, "url": engine.url(), "role": role, "kv_events": "auto"})
+            json!({
+                "name": name,
+                "url": engine.url(),
+                "role": role,
+                "kv_events": "auto",
+                // What an engine does not tell, and load-based policies go by.
+                "max_num_batched_tokens": budget,
+            })
         })
         .collect();
     let model = json!({"name": args.model, "tokenizer": "builtin", "workers": workers});
