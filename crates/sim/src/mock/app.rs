@@ -118,6 +118,7 @@ impl App {
     pub(super) fn set_faults(&self, faults: Faults) {
         if faults.restart_publisher {
             self.ranks.iter().for_each(|rank| rank.restart_publisher());
+            self.lock_poisoned().clear();
         }
         for publisher in &self.publishers {
             publisher.set_faults(faults.events);
@@ -147,12 +148,25 @@ impl App {
     }
 
     pub(super) fn poison(&self, names: &[u64]) {
-        self.poisoned.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+        self.lock_poisoned().extend(names);
+    }
+
+    /// Empties the prefix caches of all ranks that are idle.
+    pub(super) fn reset_caches(&self) {
+        // Every rank is asked, whatever the others say.
+        let emptied = self.ranks.iter().filter(|rank| rank.reset_cache()).count();
+        if emptied == self.ranks.len() {
+            self.lock_poisoned().clear();
+        }
     }
 
     pub(super) fn is_poisoned(&self, names: &[u64]) -> bool {
-        let poisoned = self.poisoned.lock().unwrap_or_else(PoisonError::into_inner);
+        let poisoned = self.lock_poisoned();
         !poisoned.is_empty() && names.iter().any(|name| poisoned.contains(name))
+    }
+
+    fn lock_poisoned(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.poisoned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_faults(&self) -> MutexGuard<'_, Faults> {

@@ -1,7 +1,8 @@
 //! Faults that a mock engine can be told to have, at its start or by `POST /mock/faults`.
 //!
 //! Rules hit requests, by leg and for a count; the other fields hit the whole engine. A POST
-//! replaces everything, so `{}` heals the engine.
+//! replaces everything, so `{}` heals the engine:
+//! `{"rules": [{"fault": "status", "status": 500, "leg": "prefill", "count": 2}], "unhealthy": true}`
 
 use serde::{Deserialize, Serialize};
 

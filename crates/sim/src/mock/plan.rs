@@ -19,7 +19,7 @@ pub(super) struct Sequence {
     /// Which of the request's prompts it answers.
     pub(super) prompt: usize,
     pub(super) answer: Answer,
-    /// Prompt tokens that were in this engine's cache.
+    /// Prompt tokens that were cached, as usage tells it.
     pub(super) cached_tokens: u32,
     /// Tokens that have come out.
     pub(super) done: usize,
@@ -56,7 +56,8 @@ pub(super) fn leg_of(app: &App, request: &Request) -> Leg {
 pub(super) fn remote_of(request: &Request) -> Option<Remote> {
     let kv = &request.kv;
     Some(Remote {
-        addr: format!("{}:{}", kv.remote_host.as_deref()?, kv.remote_port?),
+        host: kv.remote_host.clone()?,
+        port: kv.remote_port?,
         engine: kv.remote_engine_id.clone()?,
         request: kv.remote_request_id.clone().filter(|_| kv.has_block_ids)?,
     })

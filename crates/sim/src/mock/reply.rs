@@ -1,5 +1,7 @@
 //! The one JSON object that answers a request without `stream`.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use bytes::Bytes;
 use serde_json::{Value, json};
 
@@ -103,7 +105,7 @@ fn hand_off(app: &App, plan: &Plan) -> Option<HandOff> {
         remote_block_ids: vec![blocks.iter().map(|block| block + 1).collect()],
         remote_engine_id: app.registry.engine_id.clone(),
         remote_request_id: name.clone(),
-        remote_host: app.config.host.to_string(),
+        remote_host: reachable(app.config.host).to_string(),
         remote_port: app.side_port,
         tp_size: 1,
         dcp_size: 1,
@@ -113,6 +115,15 @@ fn hand_off(app: &App, plan: &Plan) -> Option<HandOff> {
         transfer_mode: "pull",
         remote_prefill_cached_tokens: sequence.cached_tokens,
     })
+}
+
+/// The address under which others find a socket that is bound to `host`.
+fn reachable(host: IpAddr) -> IpAddr {
+    match host {
+        IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(v6) if v6.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        one => one,
+    }
 }
 
 pub(super) fn finish_reason(plan: &Plan, sequence: &Sequence) -> &'static str {

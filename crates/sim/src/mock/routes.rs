@@ -129,9 +129,7 @@ fn small(app: &App, path: &str, method: &Method, bytes: &Bytes) -> Reply {
         "/tokenize" => or_failure(tokenize(app, bytes)),
         "/detokenize" => or_failure(detokenize(app, bytes)),
         "/reset_prefix_cache" => {
-            app.ranks.iter().for_each(|rank| {
-                rank.reset_cache();
-            });
+            app.reset_caches();
             body::whole(200, "text/plain", "")
         }
         "/mock/faults" if method == Method::POST => control::set_faults(app, bytes),

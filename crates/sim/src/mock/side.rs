@@ -72,7 +72,8 @@ async fn write_line<T: serde::Serialize>(to: &mut TcpStream, value: &T) -> io::R
 /// Where a prefill engine says its KV is.
 #[derive(Clone, Debug)]
 pub(super) struct Remote {
-    pub(super) addr: String,
+    pub(super) host: String,
+    pub(super) port: u16,
     pub(super) engine: String,
     pub(super) request: String,
 }
@@ -105,7 +106,8 @@ pub(super) async fn claim(
 ) -> io::Result<(Verdict, Claim)> {
     let wish =
         Wish::Claim { engine: remote.engine, request: remote.request.clone(), tokens, digest };
-    let (verdict, lines) = tokio::time::timeout(REACH, ask(&remote.addr, &wish)).await??;
+    let (verdict, lines) =
+        tokio::time::timeout(REACH, ask((&remote.host, remote.port), &wish)).await??;
     let (_release, released) = oneshot::channel();
     let (gone, lost) = oneshot::channel();
     let keep = keep(lines, remote.request, released, gone, stop.clone());
@@ -113,7 +115,7 @@ pub(super) async fn claim(
     Ok((verdict, Claim { _release, lost }))
 }
 
-async fn ask(addr: &str, wish: &Wish) -> io::Result<(Verdict, BufReader<TcpStream>)> {
+async fn ask(addr: (&str, u16), wish: &Wish) -> io::Result<(Verdict, BufReader<TcpStream>)> {
     let mut stream = TcpStream::connect(addr).await?;
     write_line(&mut stream, wish).await?;
     let mut lines = BufReader::new(stream);
@@ -148,7 +150,7 @@ async fn keep(
 pub(super) fn release(remote: Remote, tasks: &TaskTracker, stop: &CancellationToken) {
     tasks.spawn(stop.clone().run_until_cancelled_owned(async move {
         let tell = async {
-            let mut stream = TcpStream::connect(&remote.addr).await?;
+            let mut stream = TcpStream::connect((remote.host.as_str(), remote.port)).await?;
             write_line(&mut stream, &Wish::Done { request: remote.request }).await
         };
         if let Ok(Err(error)) = tokio::time::timeout(REACH, tell).await {
