@@ -1,6 +1,7 @@
 //! One message of KV events becomes changes of the index.
 //!
-//! Invariant: a malformed event is counted and skipped; it changes nothing and stops nothing.
+//! Invariant: a malformed event is counted and skipped; it changes nothing and stops nothing here. One
+//! that cannot be read is told apart, because what it said is lost.
 
 use pointsman_kv::{
     BlockExtra, EngineHash, EventKey, EventScope, Groups, GroupsVerdict, Hasher, Slot, Store, Tier,
@@ -25,6 +26,8 @@ pub(crate) struct Outcome {
     pub(crate) skipped: u64,
     /// Events that make no sense.
     pub(crate) malformed: u64,
+    /// Of these, those of which nothing is known, so that they may have said of blocks that they went.
+    pub(crate) unreadable: u64,
 }
 
 /// Applies the messages of one publisher.
@@ -61,7 +64,10 @@ impl Applier {
                     outcome.cleared += 1;
                 }
                 Ok(Event::Unknown(_)) => outcome.skipped += 1,
-                Err(_) => outcome.malformed += 1,
+                Err(_) => {
+                    outcome.malformed += 1;
+                    outcome.unreadable += 1;
+                }
             }
         }
         Ok(outcome)

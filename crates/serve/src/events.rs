@@ -241,15 +241,18 @@ impl Follower {
 
     /// Does what the cursor wants done.
     fn perform(&mut self) {
-        for action in std::mem::take(&mut self.actions) {
-            match action {
-                Action::Apply { message, epoch } => self.apply(&message, epoch),
-                Action::Replay { from } => {
-                    self.count("replay", 1);
-                    let until = Instant::now() + REPLAY_WAIT;
-                    self.replay = Some(Replay { socket: None, from, until });
+        // What is applied may lead to further actions, in order behind those that are there.
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                match action {
+                    Action::Apply { message, epoch } => self.apply(&message, epoch),
+                    Action::Replay { from } => {
+                        self.count("replay", 1);
+                        let until = Instant::now() + REPLAY_WAIT;
+                        self.replay = Some(Replay { socket: None, from, until });
+                    }
+                    Action::Clear(cause) => self.forget(cause),
                 }
-                Action::Clear(cause) => self.forget(cause),
             }
         }
         self.rank.worker.set_stale(self.rank.slot, self.cursor.standing() == Standing::Partial);
@@ -264,11 +267,14 @@ impl Follower {
             ClearCause::Resync => ("resync", "KV events are read again from the oldest"),
         };
         self.count(kind, 1);
-        tracing::warn!(
-            model = self.labels.model,
-            worker = self.labels.worker,
-            "{what}; the worker's cache counts as empty until events say otherwise"
-        );
+        let ByWorker { model, worker, .. } = &self.labels;
+        let then = "the worker's cache counts as empty until events say otherwise";
+        if self.rank.worker.is_stale(self.rank.slot) {
+            // Known already: a publisher that makes no sense must not fill the log.
+            tracing::debug!(model, worker, "{what}; {then}");
+        } else {
+            tracing::warn!(model, worker, "{what}; {then}");
+        }
     }
 
     fn apply(&mut self, payload: &Bytes, epoch: u32) {
@@ -276,11 +282,15 @@ impl Follower {
             return;
         }
         let applied = self.applier.apply(payload, &mut self.group.writer());
-        let Ok(outcome) = applied else { return self.count("malformed", 1) };
+        let nothing_read = Outcome { malformed: 1, unreadable: 1, ..Outcome::default() };
+        let outcome = applied.unwrap_or(nothing_read);
         if outcome.cleared > 0 {
             self.cursor.all_cleared(epoch);
         }
-        let Outcome { stored, removed, cleared, unplaced, skipped, malformed } = outcome;
+        if outcome.unreadable > 0 {
+            self.cursor.unreadable(epoch, &mut self.actions);
+        }
+        let Outcome { stored, removed, cleared, unplaced, skipped, malformed, .. } = outcome;
         for (kind, count) in [
             ("stored", stored),
             ("removed", removed),
