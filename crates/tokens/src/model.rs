@@ -160,7 +160,7 @@ impl Model {
         self.tokenizer.decode(ids, skip_special_tokens)
     }
 
-    /// One more than the largest id.
+    /// One more than the largest id, unless the vocabulary has gaps.
     pub fn vocab_size(&self) -> u32 {
         self.tokenizer.vocab_size()
     }

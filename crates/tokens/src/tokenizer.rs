@@ -66,7 +66,7 @@ impl Tokenizer {
         guarded(|| self.inner.decode(ids, skip_special_tokens)).unwrap_or_default()
     }
 
-    /// One more than the largest id.
+    /// One more than the largest id, unless the vocabulary has gaps.
     pub(crate) fn vocab_size(&self) -> u32 {
         let added = self.added_tokens().map(|(id, _)| id + 1).max().unwrap_or(0);
         let vocab = self.inner.get_vocab_size(false);

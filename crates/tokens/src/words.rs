@@ -5,6 +5,9 @@ use crate::tokenizer::Tokenizer;
 /// Most words looked for.
 const MAX_WORDS: usize = 4096;
 
+/// Stands before the words: some tokenizers treat the start of a text in a special way.
+const BEFORE: &str = "1";
+
 /// Words tried together, joined in this order and in reverse.
 const GROUP: usize = 16;
 
@@ -15,13 +18,10 @@ pub(crate) fn find(tokenizer: &Tokenizer) -> Vec<u32> {
             break;
         }
         let Some(text) = tokenizer.token_of(id).as_deref().and_then(word) else { continue };
+        let word = (id, text);
         // Twice, so that it also stands after itself.
-        let twice = tokenizer.encode(&format!("{text}{text}"), false).unwrap_or_default();
-        if twice == [id, id]
-            && tokenizer.decode(&[id, id], true).trim_start()
-                == format!("{text}{text}").trim_start()
-        {
-            words.push((id, text));
+        if encodes_back(tokenizer, &[word.clone(), word.clone()]) {
+            words.push(word);
         }
     }
     let mut found = Vec::with_capacity(words.len());
@@ -41,8 +41,13 @@ fn word(token: &str) -> Option<String> {
     plain.then(|| format!(" {letters}"))
 }
 
+/// Whether the words, after something that is no word, encode to their ids and decode to their text.
 fn encodes_back(tokenizer: &Tokenizer, words: &[(u32, String)]) -> bool {
-    let text: String = words.iter().map(|(_, text)| text.as_str()).collect();
+    let text = words.iter().fold(BEFORE.to_owned(), |text, (_, word)| text + word);
+    let (Ok(before), Ok(got)) = (tokenizer.encode(BEFORE, false), tokenizer.encode(&text, false))
+    else {
+        return false;
+    };
     let ids = words.iter().map(|(id, _)| *id);
-    tokenizer.encode(&text, false).is_ok_and(|got| got.into_iter().eq(ids))
+    got.iter().copied().eq(before.into_iter().chain(ids)) && tokenizer.decode(&got, false) == text
 }
