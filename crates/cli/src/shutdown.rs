@@ -3,15 +3,19 @@
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Waits for the first signal that asks the process to end.
-pub(crate) async fn asked() -> anyhow::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+/// The first signal that asks the process to end. Signals count from this call on, so that one that
+/// comes while the program starts is not lost.
+pub(crate) fn asked() -> impl Future<Output = anyhow::Result<()>> {
+    let interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled");
+    let terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled");
+    async move {
+        let (mut interrupt, mut terminate) = (interrupt?, terminate?);
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Runs a future on a runtime of its own.
