@@ -49,6 +49,8 @@ pub(crate) struct Life {
     roster: Arc<Roster>,
     held: Vec<Held>,
     eligible: Vec<bool>,
+    /// Whose legs have failed, in order.
+    pub(crate) tried: Vec<Rank>,
     session: Option<u64>,
     wish: Option<Path>,
     patience: Patience,
@@ -100,11 +102,11 @@ pub(crate) async fn serve(router: Arc<Router>, api: Api, head: Parts, body: Inco
         Ok(body) => body,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
     };
-    let life = match begin(&router, api, head, body, &mut ticket).await {
+    let mut life = match begin(&router, api, head, body, &mut ticket).await {
         Ok(life) => life,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
     };
-    match live(&life, ticket).await {
+    match live(&mut life, ticket).await {
         Ok(reply) => report::answered(&life, endpoint, reply),
         Err(refusal) => report::refused(&router, endpoint, Some(&life.group), &refusal),
     }
@@ -169,6 +171,7 @@ pub(crate) async fn begin(
         scope,
         roster,
         held,
+        tried: Vec::new(),
     })
 }
 
@@ -211,7 +214,7 @@ fn check_length(router: &Router, prompt: &Prompt) -> Result<(), Refusal> {
 }
 
 /// Plans and carries out, until a reply begins or nothing is left to try.
-async fn live(life: &Life, ticket: Ticket) -> Result<Reply, Refusal> {
+async fn live(life: &mut Life, ticket: Ticket) -> Result<Reply, Refusal> {
     let mut ladder = life.ladder();
     let mut ticket = Some(ticket);
     let mut unused = None;
@@ -223,6 +226,7 @@ async fn live(life: &Life, ticket: Ticket) -> Result<Reply, Refusal> {
         };
         run::failed(&life.router, &life.group, fault.leg, &fault.rank, fault.cause);
         let next = ladder.failed(fault.leg, fault.rank.slot, fault.cause);
+        life.tried.push(fault.rank);
         if let Some(left) = &fault.unused {
             ladder.keep_handoff(left.prefill.slot);
         }
@@ -267,9 +271,25 @@ impl Life {
         ask
     }
 
+    /// Looks at the workers again if they are not the ones that it looked at.
+    fn look_again(&mut self) {
+        let roster = self.group.roster.load_full();
+        if !Arc::ptr_eq(&roster, &self.roster) {
+            self.eligible = receive::eligible(&roster, &self.group, &self.model);
+            self.held = sight::look_up(&self.group, &roster, &self.prompt, &self.scope);
+            self.roster = roster;
+        }
+    }
+
     /// Decides and reserves.
-    fn plan(&self, ladder: &Ladder) -> Result<Plan, Refusal> {
-        let decided = self.group.brain().decide(&self.ask(ladder), self.group.now());
+    fn plan(&mut self, ladder: &Ladder) -> Result<Plan, Refusal> {
+        let group = Arc::clone(&self.group);
+        let mut brain = group.brain();
+        // While the brain is held, a slot is the same worker for it and for the roster; before, another
+        // one may have taken a slot that was given up.
+        self.look_again();
+        let decided = brain.decide(&self.ask(ladder), group.now());
+        drop(brain);
         let decision = match decided {
             Ok(decision) => decision,
             Err(no_path) if ladder.causes().is_empty() => {

@@ -124,15 +124,10 @@ pub(crate) fn late(life: &Life, ladder: &Ladder) -> Refusal {
 
 fn failed(status: u16, what: &str, life: &Life, ladder: &Ladder) -> Refusal {
     let mut message = format!("model `{}`: {what}:", life.model);
-    for (i, attempt) in ladder.causes().iter().enumerate() {
+    for (i, (attempt, rank)) in ladder.causes().iter().zip(&life.tried).enumerate() {
         let separator = if i == 0 { "" } else { ";" };
-        let (leg, worker) = (attempt.leg.as_str(), life.worker(Some(attempt.slot)));
-        let _infallible = write!(
-            message,
-            "{separator} {leg} worker `{}` {}",
-            worker.unwrap_or("?"),
-            attempt.cause
-        );
+        let (leg, worker) = (attempt.leg.as_str(), rank.worker.name());
+        let _infallible = write!(message, "{separator} {leg} worker `{worker}` {}", attempt.cause);
     }
     tracing::warn!(request = life.id, model = life.model, "{message}");
     Refusal::new(status, message)

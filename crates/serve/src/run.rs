@@ -130,6 +130,10 @@ pub(crate) fn failed(router: &Router, group: &Group, leg: Leg, rank: &Rank, caus
 
 /// Tells the brain what was seen of a worker's health.
 pub(crate) fn health(group: &Group, rank: &Rank, event: HealthEvent) {
+    if rank.worker.gone.is_cancelled() {
+        // Another worker may have its slot by now.
+        return;
+    }
     let change = group.brain().observe(rank.slot, event, group.now());
     if let Some(change) = change {
         tracing::warn!(
