@@ -11,7 +11,8 @@ use pointsman_config::{Endpoint, KvStream, SocketMode};
 use pointsman_kv::{Action, ClearCause, Cursor, CursorLimits, Slot, Stamp, Standing};
 use pointsman_wire::kv_events::Batch;
 use pointsman_wire::zmtp::{Limits, SocketType};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use crate::apply::{Applier, Outcome};
 use crate::fleet::{Group, Rank};
@@ -30,6 +31,12 @@ const CONNECT_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a replay may be silent before it counts as failed.
 const REPLAY_WAIT: Duration = Duration::from_secs(5);
+
+/// The first pause before lost events are asked for again; doubles up to `LONGEST_RESYNC`.
+const FIRST_RESYNC: Duration = Duration::from_secs(5);
+
+/// The longest pause before lost events are asked for again: it takes a replay of all there is.
+const LONGEST_RESYNC: Duration = Duration::from_secs(600);
 
 /// What one message of events may take.
 const MESSAGE_LIMITS: Limits = Limits { max_frames: 8, max_message: 32 * 1024 * 1024 };
@@ -73,15 +80,22 @@ pub(crate) fn endpoint_at(endpoint: &str, host: &str) -> Option<Endpoint> {
     Some(Endpoint::Tcp { host: host.to_owned(), port })
 }
 
-/// Follows a publisher until its worker is removed.
-pub(crate) async fn follow(router: Arc<Router>, group: Arc<Group>, rank: Rank, stream: KvStream) {
-    let gone = rank.worker.gone.clone();
+/// Follows a publisher until it is told to stop.
+pub(crate) async fn follow(
+    router: Arc<Router>,
+    group: Arc<Group>,
+    rank: Rank,
+    stream: KvStream,
+    stop: CancellationToken,
+) {
     let limits = CursorLimits::default();
     let follower = Follower {
         cursor: Cursor::new(stream.replay.is_some(), limits),
         applier: Applier::new(Slot(rank.slot.0), group.hasher),
         labels: labels(&group, &rank),
         replay: None,
+        resync_at: None,
+        resync_pause: FIRST_RESYNC,
         actions: Vec::new(),
         router,
         group,
@@ -89,7 +103,7 @@ pub(crate) async fn follow(router: Arc<Router>, group: Arc<Group>, rank: Rank, s
         stream,
     };
     tokio::select! {
-        () = gone.cancelled() => {}
+        () = stop.cancelled() => {}
         () = follower.run() => {}
     }
 }
@@ -103,6 +117,9 @@ struct Follower {
     applier: Applier,
     labels: ByWorker,
     replay: Option<Replay>,
+    /// When lost events are asked for again.
+    resync_at: Option<Instant>,
+    resync_pause: Duration,
     actions: Vec<Action<Bytes>>,
 }
 
@@ -115,6 +132,8 @@ struct Replay {
 
 /// What came next.
 enum Heard {
+    /// Nothing, and it is time to ask for what was lost.
+    Resync,
     Live(Result<Vec<Bytes>, ZmqError>),
     Replayed(Result<Vec<Bytes>, ZmqError>),
 }
@@ -188,13 +207,21 @@ impl Follower {
     async fn hear(&mut self, mut live: Socket) -> ZmqError {
         loop {
             let heard = match &mut self.replay {
-                None => Heard::Live(live.next().await),
+                None => tokio::select! {
+                    message = live.next() => Heard::Live(message),
+                    () = until(self.resync_at) => Heard::Resync,
+                },
                 Some(replay) => tokio::select! {
                     message = live.next() => Heard::Live(message),
                     message = replay.next(self.stream.replay.as_ref()) => Heard::Replayed(message),
                 },
             };
             match heard {
+                Heard::Resync => {
+                    self.resync_at = None;
+                    self.resync_pause = (self.resync_pause * 2).min(LONGEST_RESYNC);
+                    self.cursor.resync(&mut self.actions);
+                }
                 Heard::Live(Err(error)) => return error,
                 Heard::Live(Ok(frames)) => self.live(&frames),
                 Heard::Replayed(Ok(frames)) => self.replayed(&frames),
@@ -255,7 +282,20 @@ impl Follower {
                 }
             }
         }
-        self.rank.worker.set_stale(self.rank.slot, self.cursor.standing() == Standing::Partial);
+        match self.cursor.standing() {
+            // Not known before the replay is over.
+            Standing::CatchingUp => {}
+            Standing::Partial => {
+                self.rank.worker.set_stale(self.rank.slot, true);
+                let at = Instant::now() + self.resync_pause;
+                self.resync_at.get_or_insert(at);
+            }
+            Standing::Current | Standing::Waiting => {
+                self.rank.worker.set_stale(self.rank.slot, false);
+                self.resync_at = None;
+                self.resync_pause = FIRST_RESYNC;
+            }
+        }
     }
 
     fn forget(&mut self, cause: ClearCause) {
@@ -335,6 +375,14 @@ impl Replay {
         let message = timeout_at(self.until, exchange).await.unwrap_or(Err(ZmqError::Closed))?;
         self.until = Instant::now() + REPLAY_WAIT;
         Ok(message)
+    }
+}
+
+/// Waits for a moment, or for ever.
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pointsman_brain::Condition;
 use pointsman_config::{Settings, Worker as WorkerSettings};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -85,7 +86,8 @@ impl Router {
         let task = watch::watch(Arc::clone(self), Arc::clone(group), Arc::clone(&worker));
         self.tasks.spawn(task);
         if let pointsman_config::KvEvents::At(stream) = &worker.settings.kv_events {
-            self.follow(group, &worker, stream);
+            // These are written down, so that nothing takes their place.
+            let _following = self.follow(group, &worker, stream);
         }
         Ok(worker)
     }
@@ -96,14 +98,18 @@ impl Router {
         group: &Arc<Group>,
         worker: &Arc<Worker>,
         stream: &pointsman_config::KvStream,
-    ) {
+    ) -> Following {
         let roster = group.roster.load();
+        let stop = worker.gone.child_token();
+        let mut tasks = Vec::new();
         for (shift, slot) in (0_u16..).zip(&worker.slots) {
             let Some(rank) = roster.get(*slot) else { continue };
             let stream = events::of_rank(stream, shift);
-            let task = events::follow(Arc::clone(self), Arc::clone(group), rank.clone(), stream);
-            self.tasks.spawn(task);
+            let (router, group) = (Arc::clone(self), Arc::clone(group));
+            let task = events::follow(router, group, rank.clone(), stream, stop.clone());
+            tasks.push(self.tasks.spawn(task));
         }
+        Following { stop, tasks }
     }
 
     /// Removes a worker; requests on it run to their end.
@@ -118,6 +124,24 @@ impl Router {
         let workers = self.fleet.groups.iter().flat_map(|group| worker_readings(group));
         let groups = self.fleet.groups.iter().map(|group| group_reading(group));
         self.metrics.text(workers.collect::<Vec<_>>(), groups.collect::<Vec<_>>())
+    }
+}
+
+/// The subscriptions to a worker's KV events. They last until the worker is removed or they are ended.
+#[must_use = "another publisher may take the place of this one"]
+pub(crate) struct Following {
+    stop: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Following {
+    /// Ends them: when this returns, nothing more comes of them.
+    pub(crate) async fn end(self) {
+        self.stop.cancel();
+        for task in self.tasks {
+            // A panic has been reported by its task already.
+            let _ended = task.await;
+        }
     }
 }
 

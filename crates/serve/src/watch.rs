@@ -14,7 +14,7 @@ use pointsman_wire::{discovery, load};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
-use crate::router::Router;
+use crate::router::{Following, Router};
 use crate::run;
 
 /// Bytes of a health answer or model list that are read.
@@ -42,7 +42,7 @@ struct Watching {
     worker: Arc<Worker>,
     up: bool,
     /// The event sockets that the engine told, once it has.
-    followed: Option<KvStream>,
+    followed: Option<(KvStream, Following)>,
 }
 
 impl Watching {
@@ -152,10 +152,19 @@ impl Watching {
             );
             return false;
         };
-        if self.followed.as_ref() != Some(&stream) {
-            self.router.follow(&self.group, &self.worker, &stream);
-            self.followed = Some(stream);
+        if self.followed.as_ref().is_some_and(|(followed, _)| *followed == stream) {
+            return true;
         }
+        if let Some((_, following)) = self.followed.take() {
+            // Another engine: nothing is known of what it holds.
+            following.end().await;
+            for slot in &self.worker.slots {
+                self.group.writer().clear(pointsman_kv::Slot(slot.0));
+                self.worker.set_stale(*slot, false);
+            }
+        }
+        let following = self.router.follow(&self.group, &self.worker, &stream);
+        self.followed = Some((stream, following));
         true
     }
 
