@@ -1,6 +1,8 @@
 //! The leg whose answer is the client's fails, one way a test: before the client has seen anything it
 //! is made good, afterwards the stream ends with an error event. Decode legs here; local legs below.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use pointsman_sim::mock::{Action, Cut, Faults, Leg};

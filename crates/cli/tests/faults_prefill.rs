@@ -1,6 +1,8 @@
 //! The prefill leg fails, one way a test: with another prefill worker, with none, and where the
 //! guards leave no way.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use pointsman_sim::mock::{Action, Cut, Faults, Leg};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use pointsman_sim::mock::{Action, EngineConfig, Fault, Faults, Leg, MockEngine, Role};
+use pointsman_sim::mock::{Action, EngineConfig, Fault, Faults, KvSocket, Leg, MockEngine, Role};
 use serde_json::{Value, json};
 
 use super::client::{Body, Request};
@@ -19,6 +19,7 @@ pub struct Spec {
     engine: EngineConfig,
     worker: Value,
     valve: bool,
+    replays: bool,
 }
 
 fn spec(role: Role, word: &str, name: &str) -> Spec {
@@ -29,6 +30,7 @@ fn spec(role: Role, word: &str, name: &str) -> Spec {
         engine,
         worker: json!({"name": name, "role": word}),
         valve: false,
+        replays: true,
     }
 }
 
@@ -78,12 +80,22 @@ impl Spec {
         self
     }
 
+    /// Tells the router where the events are and nothing of the replay.
+    #[must_use]
+    pub fn without_replay(mut self) -> Spec {
+        self.replays = false;
+        self
+    }
+
     async fn start(self, seed: u64) -> Engine {
         let engine = EngineConfig { seed, ..self.engine };
         let mock = MockEngine::start(engine.clone()).await.expect("the engine starts");
         let valve = self.valve.then(|| Valve::new(mock.addr()));
         let addr = valve.as_ref().map_or(mock.addr(), Valve::addr);
         let mut worker = json!({"url": format!("http://{addr}"), "kv_events": "auto"});
+        if let (false, Some(endpoint)) = (self.replays, mock.kv_endpoint()) {
+            worker["kv_events"] = json!({"endpoint": endpoint});
+        }
         merge(&mut worker, self.worker);
         Engine { name: self.name, mock, worker, config: engine, valve }
     }
@@ -96,6 +108,22 @@ pub struct Engine {
     pub worker: Value,
     pub config: EngineConfig,
     pub valve: Option<Valve>,
+}
+
+/// What is left of an engine that was killed.
+pub struct Killed {
+    at: usize,
+    name: String,
+    worker: Value,
+    config: EngineConfig,
+    valve: Option<Valve>,
+    api: u16,
+    /// Ports of its event sockets.
+    pub events: Option<(u16, u16)>,
+}
+
+fn port(endpoint: &str) -> u16 {
+    endpoint.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port at the end")
 }
 
 /// Engines and the router in front of them.
@@ -140,8 +168,62 @@ impl Fleet {
         self.engines.last().expect("it was pushed")
     }
 
+    /// Ends an engine as if its process were killed.
+    pub async fn kill(&mut self, name: &str) -> Killed {
+        let at = self.engines.iter().position(|engine| engine.name == name);
+        let at = at.unwrap_or_else(|| panic!("no engine is named {name}"));
+        let engine = self.engines.remove(at);
+        let (api, kv) = (engine.mock.addr().port(), engine.mock.kv_endpoint().map(port));
+        let replay = engine.mock.replay_endpoint().map(port);
+        engine.mock.stop().await;
+        let Engine { name, worker, config, valve, .. } = engine;
+        Killed { at, name, worker, config, valve, api, events: kv.zip(replay) }
+    }
+
+    /// Starts a killed engine again on the port of its API, empty.
+    pub async fn revive(&mut self, killed: Killed, same_event_ports: bool) {
+        let Killed { at, name, worker, mut config, valve, api, events } = killed;
+        config.port = api;
+        if let (true, Some(kv), Some((publish, replay))) =
+            (same_event_ports, &mut config.kv_events, events)
+        {
+            kv.publish = KvSocket::Bind(publish);
+            kv.replay_port = replay;
+        }
+        let mock = MockEngine::start(config.clone()).await.expect("the engine starts again");
+        self.engines.insert(at, Engine { name, mock, worker, config, valve });
+    }
+
     pub fn addr(&self) -> SocketAddr {
         self.router.addr()
+    }
+
+    /// The address of one worker in the worker API, and what follows it.
+    fn worker_path(name: &str, rest: &str) -> String {
+        format!("/v1/pointsman/workers/{MODEL}/{name}{rest}")
+    }
+
+    /// Removes a worker from the router; its engine goes on.
+    pub async fn remove(&self, name: &str) {
+        self.admin(&Request::new("DELETE", &Fleet::worker_path(name, ""), Vec::new())).await;
+    }
+
+    /// Adds an engine's worker to the router.
+    pub async fn add(&self, name: &str) {
+        let mut worker = self.get(name).worker.clone();
+        worker["model"] = json!(MODEL);
+        self.admin(&Request::post("/v1/pointsman/workers", &worker)).await;
+    }
+
+    /// Starts or stops draining a worker.
+    pub async fn drain(&self, name: &str, on: bool) {
+        let method = if on { "POST" } else { "DELETE" };
+        self.admin(&Request::new(method, &Fleet::worker_path(name, "/drain"), Vec::new())).await;
+    }
+
+    async fn admin(&self, request: &Request) {
+        let (head, body) = request.send(self.addr()).await;
+        assert!((200..300).contains(&head.status), "{body:?}");
     }
 
     pub fn get(&self, name: &str) -> &Engine {

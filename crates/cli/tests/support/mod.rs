@@ -45,11 +45,19 @@ pub async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -
 ///
 /// # Panics
 /// With the complaint, after `SOON`.
-pub async fn wait_until(mut complaint: impl AsyncFnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + SOON;
+pub async fn wait_until(complaint: impl AsyncFnMut() -> Result<(), String>) {
+    wait_until_within(SOON, complaint).await;
+}
+
+/// The same with a time of its own, for what takes long by design.
+pub async fn wait_until_within(
+    time: Duration,
+    mut complaint: impl AsyncFnMut() -> Result<(), String>,
+) {
+    let deadline = Instant::now() + time;
     loop {
         let Err(what) = complaint().await else { return };
-        assert!(Instant::now() < deadline, "after {SOON:?} there is still: {what}");
+        assert!(Instant::now() < deadline, "after {time:?} there is still: {what}");
         tokio::time::sleep(LOOK_PAUSE).await;
     }
 }
