@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 #![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use serde_json::Value;
 
@@ -25,74 +25,85 @@ pub fn candidates<'a>(record: &'a Value, worker: &str) -> Vec<&'a Value> {
     all.iter().filter(|candidate| candidate["worker"] == worker).collect()
 }
 
-/// Waits until the router knows of as many blocks on each rank as the engine has: its events are
-/// all applied.
-pub async fn caught_up(fleet: &Fleet) {
+/// The caches of an idle fleet, by worker, each a list by rank; once the router knows of as many
+/// blocks on every rank as the engine has, so that its events are all applied.
+pub async fn caught_up(fleet: &Fleet) -> HashMap<String, Vec<Cache>> {
+    let of = |engine: &Engine| (engine.name.clone(), Cache::of(engine));
+    let caches: HashMap<String, Vec<Cache>> = fleet.engines.iter().map(of).collect();
     wait_until(async || {
         let (_, listed) = Request::get("/v1/pointsman/workers").json(fleet.addr()).await;
-        let listed = listed["workers"].as_array().cloned().unwrap_or_default();
-        for engine in &fleet.engines {
-            for rank in engine.mock.cache()["ranks"].as_array().into_iter().flatten() {
-                let of = |known: &&Value| {
-                    known["name"] == engine.name.as_str() && known["rank"] == rank["rank"]
-                };
-                let known = listed.iter().find(of).map(|known| &known["index_blocks"]);
-                let cached = different_blocks(rank);
-                if known.and_then(Value::as_u64) != Some(cached) {
-                    let name = &engine.name;
-                    return Err(format!("{name} has {cached} blocks, the router knows {known:?}"));
-                }
+        for worker in listed["workers"].as_array().into_iter().flatten() {
+            let (name, rank) = (&worker["name"], &worker["rank"]);
+            let ranks = name.as_str().and_then(|name| caches.get(name)).expect("an engine");
+            let at = rank.as_u64().and_then(|rank| usize::try_from(rank).ok()).expect("a rank");
+            let (known, blocks) = (&worker["index_blocks"], ranks[at].blocks());
+            if known != blocks {
+                return Err(format!("{name} has {blocks} blocks, the router knows {known}"));
             }
         }
         Ok(())
     })
     .await;
+    caches
 }
 
-/// Blocks in a rank's cache, those of equal content counted once.
-fn different_blocks(rank: &Value) -> u64 {
-    let chains = rank["chains"].as_array().into_iter().flatten();
-    let names = chains.flat_map(|chain| chain["hashes"].as_array().into_iter().flatten());
-    names.filter_map(Value::as_u64).collect::<HashSet<_>>().len() as u64
-}
-
-/// The prefixes in one rank's cache, one block at a time.
+/// One rank's cache: its blocks as a tree, for each adapter and salt one.
 #[derive(Debug, Default)]
 pub struct Cache {
     block_size: usize,
-    prefixes: HashSet<Vec<u32>>,
+    /// The root of each adapter and salt.
+    roots: HashMap<(String, String), usize>,
+    /// Each block by the one before it and its own tokens.
+    blocks: HashMap<(usize, Vec<u32>), usize>,
 }
 
 impl Cache {
-    /// What is in the cache of a rank, for requests without adapter and salt.
-    pub fn of(engine: &Engine, rank: usize) -> Cache {
+    /// What the ranks of an engine have in their caches.
+    pub fn of(engine: &Engine) -> Vec<Cache> {
         let cache = engine.mock.cache();
-        let rank = &cache["ranks"][rank];
-        let block_size = rank["block_size"].as_u64().and_then(|size| usize::try_from(size).ok());
-        let block_size = block_size.expect("a block size");
-        let mut prefixes = HashSet::new();
-        for chain in rank["chains"].as_array().expect("a list of chains") {
-            assert!(chain["lora"].is_null() && chain["salt"].is_null(), "{chain}");
-            let tokens = chain["tokens"].as_array().expect("the tokens of a chain");
-            let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
-            let tokens: Vec<u32> = tokens.iter().map(|token| id(token).expect("an id")).collect();
-            assert_eq!(tokens.len() % block_size, 0);
-            for end in (block_size..=tokens.len()).step_by(block_size) {
-                prefixes.insert(tokens[..end].to_vec());
-            }
-        }
-        Cache { block_size, prefixes }
+        cache["ranks"].as_array().expect("a list of ranks").iter().map(Cache::of_rank).collect()
     }
 
-    /// Tokens of a prompt that are in it: whole blocks from the beginning on, without a gap.
-    pub fn overlap(&self, prompt: &[u32]) -> u64 {
-        let ends = (self.block_size..=prompt.len()).step_by(self.block_size);
-        let held = ends.take_while(|end| self.prefixes.contains(&prompt[..*end]));
-        held.last().unwrap_or(0) as u64
+    fn of_rank(rank: &Value) -> Cache {
+        let mut cache = Cache { block_size: number(&rank["block_size"]), ..Cache::default() };
+        for chain in rank["chains"].as_array().expect("a list of chains") {
+            let tokens = chain["tokens"].as_array().expect("the tokens of a chain");
+            let tokens: Vec<u32> = tokens.iter().map(number).collect();
+            assert_eq!(tokens.len() % cache.block_size, 0);
+            let text = |key: &str| chain[key].as_str().unwrap_or_default().to_owned();
+            cache.insert((text("lora"), text("salt")), &tokens);
+        }
+        cache
+    }
+
+    fn insert(&mut self, scope: (String, String), tokens: &[u32]) {
+        let free = self.roots.len() + self.blocks.len();
+        let mut at = *self.roots.entry(scope).or_insert(free);
+        for block in tokens.chunks_exact(self.block_size) {
+            let free = self.roots.len() + self.blocks.len();
+            at = *self.blocks.entry((at, block.to_vec())).or_insert(free);
+        }
+    }
+
+    /// Tokens of a prompt without adapter and salt that are in it: whole blocks from the beginning
+    /// on, without a gap.
+    pub fn overlap(&self, prompt: &[u32]) -> usize {
+        let Some(mut at) = self.roots.get(&(String::new(), String::new())) else { return 0 };
+        let mut held = 0;
+        for block in prompt.chunks_exact(self.block_size) {
+            let Some(next) = self.blocks.get(&(*at, block.to_vec())) else { break };
+            at = next;
+            held += self.block_size;
+        }
+        held
     }
 
     /// Blocks that differ.
     pub fn blocks(&self) -> usize {
-        self.prefixes.len()
+        self.blocks.len()
     }
+}
+
+fn number<N: TryFrom<u64>>(value: &Value) -> N {
+    value.as_u64().and_then(|number| N::try_from(number).ok()).expect("a number")
 }
