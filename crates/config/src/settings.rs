@@ -33,6 +33,8 @@ pub struct Settings {
     pub kv: Kv,
     /// Memory for tokens of prefixes seen before, per model.
     pub token_cache_bytes: usize,
+    /// Bytes of a body whose text is tokenised; the prompt of a larger one is estimated.
+    pub tokenised_body_bytes: usize,
     /// Whether replies carry `x-pointsman-path`, `-reason` and `-worker`.
     pub response_headers: bool,
     /// Logging.
@@ -232,6 +234,8 @@ pub struct Limits {
     pub max_prompt_tokens: Option<NonZeroU32>,
     /// Requests in the router at once; more get 429.
     pub max_in_flight: NonZeroUsize,
+    /// Bytes of request bodies in the router at once; more get 429.
+    pub max_in_flight_bytes: NonZeroUsize,
     /// What the 429 says in `Retry-After`.
     pub retry_after: Duration,
     /// Bytes of an engine's reply that are ever held back or read as a whole.

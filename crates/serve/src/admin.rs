@@ -66,8 +66,8 @@ async fn explain(router: &Arc<Router>, head: Parts, body: Incoming) -> Result<Re
             Refusal::new(429, "the router is full").retry_after(router.settings.limits.retry_after)
         );
     };
-    let body = receive::body(body, &head.headers, &router.settings).await?;
-    let chat = Body::parse(body.clone(), &Limits::default())?.has("messages");
+    let body = receive::body(body, &head.headers, router).await?;
+    let chat = Body::parse(body.bytes.clone(), &Limits::default())?.has("messages");
     let api = if chat { Api::Chat } else { Api::Completions };
     let life = life::begin(router, api, head, body, &mut ticket).await?;
     let ladder = life.ladder();
@@ -166,8 +166,8 @@ fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
 
 /// Adds the worker that a body describes.
 async fn add(router: &Arc<Router>, head: &Parts, body: Incoming) -> Result<Reply, Refusal> {
-    let bytes = receive::body(body, &head.headers, &router.settings).await?;
-    let text = std::str::from_utf8(&bytes)
+    let body = receive::body(body, &head.headers, router).await?;
+    let text = std::str::from_utf8(&body.bytes)
         .map_err(|_| Refusal::new(400, "the body is not valid UTF-8"))?;
     let joining = pointsman_config::joining(text)
         .map_err(|problems| Refusal::new(400, problems.to_string()))?;

@@ -19,6 +19,7 @@ use pointsman_wire::dialect::{
     self, Api, Failure, LegContext, LegRequest, Prefill, Request, Verdict,
 };
 use pointsman_wire::sse;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::admission::Ticket;
 use crate::booking::Booking;
@@ -26,6 +27,7 @@ use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank, Roster};
 use crate::handoff::Unused;
 use crate::prompt::{self, Prompt};
+use crate::receive::Received;
 use crate::relay::{self, Patience, Relay};
 use crate::router::Router;
 use crate::run::{self, Run};
@@ -44,6 +46,8 @@ pub(crate) struct Life {
     path: String,
     headers: HeaderMap,
     pub(crate) request: Request,
+    /// Held for as long as the body is.
+    _room: OwnedSemaphorePermit,
     pub(crate) prompt: Prompt,
     pub(crate) scope: Scope,
     roster: Arc<Roster>,
@@ -98,7 +102,7 @@ pub(crate) async fn serve(router: Arc<Router>, api: Api, head: Parts, body: Inco
         Ok(ticket) => ticket,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
     };
-    let body = match receive::body(body, &head.headers, &router.settings).await {
+    let body = match receive::body(body, &head.headers, &router).await {
         Ok(body) => body,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
     };
@@ -132,19 +136,23 @@ pub(crate) async fn begin(
     router: &Arc<Router>,
     api: Api,
     head: Parts,
-    body: Bytes,
+    body: Received,
     ticket: &mut Ticket,
 ) -> Result<Life, Refusal> {
     let started = ticket.started();
     // What only the router may say is taken out.
-    let request = Request::parse(api, body, &Limits::default())?;
+    let request = Request::parse(api, body.bytes, &Limits::default())?;
     let (group, model) = find_group(router, &request)?;
     let (inside, stay_seconds) = router.metrics.stay(group.name());
     ticket.show(inside, stay_seconds);
     let roster = group.roster.load_full();
     let asker = receive::Asker { router, group: &group, roster: &roster };
-    let prompt =
-        prompt::read(&group.tokenizer, &group.settings.estimates, &request, &asker).await?;
+    let bounds = prompt::Bounds {
+        at_once: &router.tokenising,
+        body_bytes: router.settings.tokenised_body_bytes,
+    };
+    let (tokenizer, estimates) = (&group.tokenizer, &group.settings.estimates);
+    let prompt = prompt::read(tokenizer, estimates, &request, &asker, bounds).await?;
     check_length(router, &prompt)?;
     let scope = Scope {
         lora: group.is_adapter(&model).then(|| model.clone()),
@@ -167,6 +175,7 @@ pub(crate) async fn begin(
         group,
         model,
         request,
+        _room: body.room,
         prompt,
         scope,
         roster,

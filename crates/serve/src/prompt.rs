@@ -10,6 +10,7 @@ use pointsman_config::{Estimates, Tokenizer as Setting};
 use pointsman_tokens::{CacheLimits, Chat, Encoded, Model, Partial};
 use pointsman_wire::body::{Body, Prompt as Written};
 use pointsman_wire::dialect::{Api, Request};
+use tokio::sync::Semaphore;
 
 use crate::error::Refusal;
 
@@ -114,6 +115,14 @@ pub(crate) trait AskEngine {
     fn tokenize(&self, request: &Request) -> impl Future<Output = Option<Vec<u32>>> + Send;
 }
 
+/// How much may be tokenised: a tokenizer takes far more memory than its text.
+pub(crate) struct Bounds<'a> {
+    /// One permit for each longer text that is tokenised at once.
+    pub(crate) at_once: &'a Arc<Semaphore>,
+    /// The prompt of a larger body is estimated.
+    pub(crate) body_bytes: usize,
+}
+
 /// Counts the prompt of a request. Text that cannot be tokenised is estimated, not refused: the
 /// engine has the last word on what it takes.
 pub(crate) async fn read(
@@ -121,12 +130,16 @@ pub(crate) async fn read(
     estimates: &Estimates,
     request: &Request,
     engine: &impl AskEngine,
+    bounds: Bounds<'_>,
 ) -> Result<Prompt, Refusal> {
     if request.api() == Api::Other {
         return Ok(Prompt::of_bytes(request.body().bytes().len(), BYTES_PER_TOKEN));
     }
     match tokenizer {
-        Tokenizer::Local(model) => local(model, *estimates, request).await,
+        Tokenizer::Local(_) if request.body().bytes().len() > bounds.body_bytes => {
+            written(request, BYTES_PER_TOKEN)
+        }
+        Tokenizer::Local(model) => local(model, *estimates, request, bounds.at_once).await,
         Tokenizer::Estimate { bytes_per_token } => written(request, *bytes_per_token),
         Tokenizer::Engine => {
             let prompt = written(request, BYTES_PER_TOKEN)?;
@@ -167,14 +180,20 @@ async fn local(
     model: &Arc<Model>,
     estimates: Estimates,
     request: &Request,
+    at_once: &Arc<Semaphore>,
 ) -> Result<Prompt, Refusal> {
     if request.body().bytes().len() <= INLINE_BYTES {
         return encode(model, &estimates, request);
     }
+    let failed = || Refusal::new(500, "the prompt could not be tokenised");
+    let permit = Arc::clone(at_once).acquire_owned().await.map_err(|_| failed())?;
     let (model, request) = (Arc::clone(model), request.clone());
-    tokio::task::spawn_blocking(move || encode(&model, &estimates, &request))
-        .await
-        .unwrap_or_else(|_| Err(Refusal::new(500, "the prompt could not be tokenised")))
+    let encoding = tokio::task::spawn_blocking(move || {
+        // Held here, because the work goes on when the client has left.
+        let _permit = permit;
+        encode(&model, &estimates, &request)
+    });
+    encoding.await.unwrap_or_else(|_| Err(failed()))
 }
 
 fn encode(model: &Model, estimates: &Estimates, request: &Request) -> Result<Prompt, Refusal> {

@@ -1,6 +1,7 @@
 //! What a client sent, taken in within its bounds: body, headers that mean something to the router,
 //! and the engine's help with counting tokens.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -9,15 +10,15 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use pointsman_brain::{Condition, Path};
-use pointsman_config::Settings;
 use pointsman_wire::dialect::Request;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::Refusal;
 use crate::fleet::{Group, Roster};
-use crate::headers;
 use crate::prompt::AskEngine;
 use crate::router::Router;
 use crate::upstream::read;
+use crate::{headers, report};
 
 /// The longest request id that is taken from a client.
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -28,12 +29,19 @@ const TOKENIZE_WAIT: Duration = Duration::from_secs(5);
 /// Bytes of an engine's list of token ids: 1 M tokens of up to 7 digits each.
 const TOKENIZE_REPLY_BYTES: usize = 8 * 1024 * 1024;
 
+/// A body in the router's memory, and the room that it takes there.
+pub(crate) struct Received {
+    pub(crate) bytes: Bytes,
+    pub(crate) room: OwnedSemaphorePermit,
+}
+
 /// Reads a request's body whole.
 pub(crate) async fn body(
     mut body: Incoming,
     head: &HeaderMap,
-    settings: &Settings,
-) -> Result<Bytes, Refusal> {
+    router: &Router,
+) -> Result<Received, Refusal> {
+    let settings = &router.settings;
     let limit = settings.limits.max_body_bytes.get();
     let too_large = || Refusal::new(413, format!("the body is larger than {limit} bytes"));
     if let Some(encoding) = head.get(header::CONTENT_ENCODING)
@@ -46,20 +54,37 @@ pub(crate) async fn body(
         return Err(too_large());
     }
     let mut chunks = Chunks::default();
+    let mut room = room_for(0, router)?;
     loop {
         match tokio::time::timeout(settings.timeouts.body_read, body.frame()).await {
             Err(_elapsed) => return Err(Refusal::new(408, "the body did not come in time")),
-            Ok(None) => return Ok(chunks.finish()),
+            Ok(None) => return Ok(Received { bytes: chunks.finish(), room }),
             Ok(Some(Err(_))) => return Err(Refusal::new(400, "the body broke off")),
             Ok(Some(Ok(frame))) => {
                 let Ok(data) = frame.into_data() else { continue };
                 if chunks.len() + data.len() > limit {
                     return Err(too_large());
                 }
+                room.merge(room_for(data.len(), router)?);
                 chunks.push(data);
             }
         }
     }
+}
+
+/// Room for some more bytes of bodies.
+fn room_for(bytes: usize, router: &Router) -> Result<OwnedSemaphorePermit, Refusal> {
+    let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+    Arc::clone(&router.body_room).try_acquire_many_owned(permits).map_err(|_| {
+        report::limit(router, "max_in_flight_bytes");
+        let limits = &router.settings.limits;
+        let room = limits.max_in_flight_bytes;
+        Refusal::new(
+            429,
+            format!("the router holds {room} bytes of requests, its limit; try again"),
+        )
+        .retry_after(limits.retry_after)
+    })
 }
 
 /// Bytes that come in pieces; copied only if there is more than one.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pointsman_brain::Condition;
 use pointsman_config::{Settings, Worker as WorkerSettings};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -22,6 +23,10 @@ pub(crate) struct Router {
     pub(crate) upstream: Upstream,
     pub(crate) metrics: Metrics,
     pub(crate) gate: Gate,
+    /// Room for bodies, in bytes.
+    pub(crate) body_room: Arc<Semaphore>,
+    /// One permit for each prompt that may be tokenised apart at once.
+    pub(crate) tokenising: Arc<Semaphore>,
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the process is to end.
     pub(crate) stop: CancellationToken,
@@ -38,6 +43,12 @@ impl Router {
             ),
             metrics: Metrics::new(),
             gate: Gate::new(settings.limits.max_in_flight.get()),
+            body_room: Arc::new(Semaphore::new(
+                settings.limits.max_in_flight_bytes.get().min(Semaphore::MAX_PERMITS),
+            )),
+            tokenising: Arc::new(Semaphore::new(
+                std::thread::available_parallelism().map_or(1, usize::from),
+            )),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             draining: AtomicBool::new(false),

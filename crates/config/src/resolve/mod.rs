@@ -53,6 +53,7 @@ pub(crate) fn settings(
         scrape_interval: written.metrics.scrape_interval.on().map(|span| span.0),
         kv: Kv { approximate: approximate(&written.kv) },
         token_cache_bytes: bytes(written.tokens.cache_bytes),
+        tokenised_body_bytes: bytes(written.tokens.max_body_bytes),
         response_headers: written.response_headers,
         log,
         worker_api: written.admin.worker_api,
@@ -116,6 +117,7 @@ fn limits(limits: &written::Limits) -> Limits {
         max_header_bytes: at_least_one(bytes(limits.max_header_bytes)),
         max_prompt_tokens: limits.max_prompt_tokens.on().and_then(NonZeroU32::new),
         max_in_flight: at_least_one(count(limits.max_in_flight)),
+        max_in_flight_bytes: at_least_one(bytes(limits.max_in_flight_bytes)),
         retry_after: limits.retry_after.0,
         max_reply_bytes: at_least_one(bytes(limits.max_reply_bytes)),
     }

@@ -108,6 +108,8 @@ section! {
         max_prompt_tokens: OffOr<u32> = OffOr::OFF, min 1;
         /// Most requests in the router at once; further ones get 429.
         max_in_flight: u32 = 16_384, min 1;
+        /// Most bytes of request bodies in the router at once; a request that does not fit gets 429.
+        max_in_flight_bytes: Size = Size::mib(1024), min "64KiB", max "1024GiB";
         /// What the 429 says in `Retry-After`, rounded up to whole seconds.
         retry_after: Span = Span::secs(1), min "1s", max "1h";
         /// Most bytes of one reply of a worker that are held in memory: a prefill answer, a
@@ -201,6 +203,9 @@ section! {
     Tokens {
         /// Memory per model for the tokens of prefixes seen before; 0 keeps none.
         cache_bytes: Size = Size::mib(64), max "64GiB";
+        /// Largest body whose text is tokenised; the prompt of a larger one is estimated. Tokenising takes
+        /// some 100 bytes of memory for each byte of text.
+        max_body_bytes: Size = Size::mib(8), min "1KiB", max "4GiB";
     }
 }
 
