@@ -117,7 +117,7 @@ fn messages(turns: &[String]) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn growing_conversations_have_the_ids_of_the_whole(turns in conversation(), bos in any::<bool>()) {
