@@ -25,10 +25,22 @@ pub(crate) struct Options {
     pub(crate) router: PathBuf,
     pub(crate) nginx: PathBuf,
     pub(crate) api: Api,
+    /// Part of the description of each case that is run.
+    pub(crate) case: String,
+    /// Cases with more clients are left out.
+    pub(crate) most_clients: usize,
+    /// The targets that are measured; all if there are none.
+    pub(crate) targets: Vec<String>,
     pub(crate) rounds: usize,
     pub(crate) times: Times,
     pub(crate) proxy_core: usize,
     pub(crate) load_core: usize,
+}
+
+impl Options {
+    fn wants(&self, target: &str) -> bool {
+        self.targets.is_empty() || self.targets.iter().any(|wanted| wanted == target)
+    }
 }
 
 /// What one proxy is besides its speed.
@@ -78,7 +90,10 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Results> {
     crate::cpu::pin(options.load_core)?;
     tokio::time::sleep(IDLE).await;
     let mut footprints = targets.iter().map(footprint).collect::<anyhow::Result<Vec<_>>>()?;
-    let cases = cases();
+    let mut cases = cases();
+    cases.retain(|case| described(*case).contains(&options.case));
+    cases.retain(|case| case.clients <= options.most_clients);
+    ensure!(!cases.is_empty(), "no case is described by `{}`", options.case);
     for target in &targets {
         check(target, options.api).await.with_context(|| said(target))?;
     }
@@ -105,7 +120,9 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Results> {
 fn start(options: &Options, engines: Engines, dir: &Path) -> anyhow::Result<Vec<Target>> {
     let core = options.proxy_core;
     let mut targets = vec![proxies::direct(engines)];
-    if options.nginx.exists() {
+    if !options.wants(NGINX) {
+        eprintln!("{NGINX} is left out, as asked");
+    } else if options.nginx.exists() {
         targets.push(proxies::nginx(&options.nginx, engines, core, dir)?);
     } else {
         eprintln!(
@@ -121,7 +138,9 @@ fn start(options: &Options, engines: Engines, dir: &Path) -> anyhow::Result<Vec<
         router.display()
     );
     for setup in proxies::SETUPS {
-        targets.push(setup.start(router, engines, core, dir)?);
+        if options.wants(setup.name) {
+            targets.push(setup.start(router, engines, core, dir)?);
+        }
     }
     Ok(targets)
 }

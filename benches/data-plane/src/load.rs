@@ -6,7 +6,7 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -17,8 +17,8 @@ use tokio::task::JoinSet;
 use crate::cpu::Tree;
 use crate::wire::{Api, MODEL, Reply, Stream, head_end};
 
-/// How long replies may still take after the end of a run.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a run may wait for the replies that it needs, and for the last ones.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Most latencies that one client keeps; later ones are not counted.
 const MAX_SAMPLES: usize = 1 << 22;
@@ -76,6 +76,8 @@ struct Plan {
     expected: Vec<u8>,
     event_bytes: Option<usize>,
     phase: AtomicU8,
+    /// Whole replies so far.
+    replies: AtomicUsize,
 }
 
 impl Plan {
@@ -105,22 +107,21 @@ pub(crate) async fn run(
         expected: expected(api, case).into_bytes(),
         event_bytes: case.stream.map(|_| api.event().len()),
         phase: AtomicU8::new(WARMING),
+        replies: AtomicUsize::new(0),
     });
     let mut clients = JoinSet::new();
     for _ in 0..case.clients {
         clients.spawn(client(Arc::clone(&plan), Outgoing::new(api, case)));
     }
     let cpu = || tree.map_or(Ok(Duration::ZERO), Tree::cpu_time);
-    pause(&mut clients, times.warm_up).await?;
+    run_on(&plan, &mut clients, case.clients, times.warm_up).await?;
     let before = cpu()?;
     plan.phase.store(MEASURING, Ordering::Relaxed);
-    pause(&mut clients, times.measured).await?;
+    run_on(&plan, &mut clients, case.clients, times.measured).await?;
     plan.phase.store(OVER, Ordering::Relaxed);
     let cpu = cpu()? - before;
     let ended = tokio::time::timeout(PATIENCE, collect(clients)).await;
     let samples = ended.context("replies did not come to an end")??;
-    let some = !samples.whole.is_empty() || samples.tokens > 0;
-    ensure!(some, "nothing came within {:?}", times.measured);
     Ok(Outcome {
         requests: samples.whole.len() as u64,
         tokens: samples.tokens,
@@ -136,15 +137,26 @@ fn expected(api: Api, case: Case) -> String {
     case.stream.map_or_else(|| api.whole(), |stream| stream.body(api))
 }
 
-/// Lets the clients run; none of them ends by itself but with an error.
-async fn pause(
+/// Lets the clients run for a time, or several times that until they have had `wanted` replies. None
+/// of them ends by itself but with an error.
+async fn run_on(
+    plan: &Plan,
     clients: &mut JoinSet<anyhow::Result<Samples>>,
+    wanted: usize,
     time: Duration,
 ) -> anyhow::Result<()> {
-    match tokio::time::timeout(time, clients.join_next()).await {
-        Err(_elapsed) => Ok(()),
-        Ok(Some(Ok(Err(error)))) => Err(error),
-        Ok(_) => bail!("a client ended early"),
+    let replies = || plan.replies.load(Ordering::Relaxed);
+    let (began, before) = (Instant::now(), replies());
+    loop {
+        match tokio::time::timeout(time, clients.join_next()).await {
+            Err(_elapsed) => {}
+            Ok(Some(Ok(Err(error)))) => return Err(error),
+            Ok(_) => bail!("a client ended early"),
+        }
+        if replies() - before >= wanted {
+            return Ok(());
+        }
+        ensure!(began.elapsed() < PATIENCE, "fewer than {wanted} replies within {PATIENCE:?}");
     }
 }
 
@@ -185,6 +197,7 @@ async fn client(plan: Arc<Plan>, mut outgoing: Outgoing) -> anyhow::Result<Sampl
                 samples.reads += 1;
             }
         }
+        plan.replies.fetch_add(1, Ordering::Relaxed);
         if plan.is(MEASURING) && samples.whole.len() < MAX_SAMPLES {
             samples.whole.push(nanos(begin.elapsed()));
             samples.first.push(nanos(first.unwrap_or_default()));

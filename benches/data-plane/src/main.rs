@@ -15,6 +15,7 @@ mod table;
 mod wire;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -40,10 +41,18 @@ struct Cli {
     /// API that the load uses.
     #[arg(long, value_enum, default_value = "completions")]
     api: Api,
+    /// Only cases whose description holds this text, such as `streamed, 32 clients`.
+    #[arg(long, default_value = "")]
+    case: String,
+    /// Only these targets, beside the direct connection: `nginx`, `local`, `remote`,
+    /// `local-tokenised`.
+    #[arg(long, value_delimiter = ',')]
+    targets: Vec<String>,
     /// Rounds; the figures are their medians.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     rounds: u8,
-    /// Measured seconds of each case on each target in each round.
+    /// Measured seconds of each case on each target in each round, more where there are fewer
+    /// replies than clients.
     #[arg(long, default_value_t = 1.5, value_parser = seconds)]
     seconds: f64,
     /// Core of the proxies.
@@ -77,11 +86,23 @@ const RELEASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release
 /// What a trial measures of each case.
 const QUICK: Duration = Duration::from_millis(150);
 
+/// More clients take too long for a trial.
+const QUICK_CLIENTS: usize = 32;
+
 /// Warming up takes this part of the measured time.
 const WARM_UP: f64 = 0.2;
 
-fn main() -> anyhow::Result<()> {
-    let cli = Cli::parse();
+fn main() -> ExitCode {
+    match start(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("data-plane: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(cli: Cli) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match cli.command {
@@ -116,6 +137,9 @@ fn options(cli: &Cli) -> anyhow::Result<Options> {
         router: cli.router.clone().map_or_else(default_router, Ok)?,
         nginx: cli.nginx.clone(),
         api: cli.api,
+        case: cli.case.clone(),
+        most_clients: if cli.quick { QUICK_CLIENTS } else { usize::MAX },
+        targets: cli.targets.clone(),
         rounds: if cli.quick { 1 } else { cli.rounds.into() },
         times: Times { warm_up: measured.mul_f64(WARM_UP), measured },
         proxy_core: cli.proxy_core,
@@ -131,7 +155,7 @@ fn default_router() -> anyhow::Result<PathBuf> {
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a number from 0.01 to 600".to_owned()),
+        Ok(seconds) if (0.01..=60.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number from 0.01 to 60".to_owned()),
     }
 }

@@ -18,7 +18,7 @@ const INTRODUCTION: &str = "# Data plane
 
 What the whole router costs, beside a direct connection to the engines and nginx as a plain proxy, all in
 one run on one machine. `local` and `remote` are the router with the full decision in the path and the
-prompt's length estimated from its bytes: one leg, and a prefill leg before the decode leg. `local, tokenised`
+prompt's length estimated from its bytes: one leg, and a prefill leg before the decode leg. `local-tokenised`
 also tokenises with the tiny built-in tokenizer and looks the prompt up.
 
 The proxies have one core for themselves, instant engines and the load the other. Rates are per second of

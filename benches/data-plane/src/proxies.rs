@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 
 use crate::child::Running;
 use crate::cpu::Tree;
@@ -80,9 +80,12 @@ pub(crate) fn nginx(
     let mut command = Command::new(program);
     command.arg("-p").arg(&home).arg("-c").arg(&conf).args(["-e", "stderr"]);
     let mut process = Running::start(NGINX, &mut command, core, dir)?;
-    let (_, ready) = process.wait_for(|| TcpStream::connect(addr).ok())?;
-    let tree = process.tree()?;
-    ensure!(tree.pids().len() == 2, "nginx has {} processes, not 2", tree.pids().len());
+    let id = process.id();
+    // It listens before it has its worker.
+    let (tree, ready) = process.wait_for(|| {
+        let tree = Tree::of(id).ok().filter(|tree| tree.pids().len() == 2)?;
+        TcpStream::connect(addr).ok().map(|_| tree)
+    })?;
     Ok(Target {
         name: NGINX,
         addr,
@@ -158,7 +161,7 @@ pub(crate) const SETUPS: [Setup; 3] = [
         tokenizer: "{bytes_per_token: 4}",
         path: "remote",
     },
-    Setup { name: "local, tokenised", policy: "always_local", tokenizer: "builtin", path: "local" },
+    Setup { name: "local-tokenised", policy: "always_local", tokenizer: "builtin", path: "local" },
 ];
 
 impl Setup {
