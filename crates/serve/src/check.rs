@@ -7,6 +7,7 @@ use pointsman_brain::Condition;
 use pointsman_config::{Engine, KvEvents, Role, Settings};
 
 use crate::fleet::{Group, Worker};
+use crate::prompt::Tokenizer;
 use crate::start::{StartError, assemble};
 use crate::watch;
 
@@ -77,6 +78,15 @@ fn check_group(group: &Group, findings: &mut Findings) {
             .iter()
             .any(|(slot, condition)| worker.slots.contains(slot) && *condition == Condition::Up);
         check_worker(group, worker, up, findings);
+    }
+    if let Tokenizer::Local(model) = &group.tokenizer {
+        match model.chat_template_problem() {
+            Some(problem) => findings.warning(format!("chats are estimated: {problem}")),
+            None if !model.has_chat_template() => {
+                findings.warning("chats are estimated: the model directory has no chat template");
+            }
+            None => {}
+        }
     }
     if !readiness.ready {
         findings.problem("no request can be served: see the workers above");
