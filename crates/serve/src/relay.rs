@@ -5,7 +5,6 @@
 //! with an error event, never silently and never with `[DONE]`; at most one event is held back.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -30,6 +29,8 @@ pub(crate) struct Relay {
     /// The beginning of an event whose end has not come yet.
     partial: BytesMut,
     watch: Option<Watch>,
+    /// It ended in its middle, and the client is still to be told.
+    broken: bool,
     run: Option<Run>,
     timer: Pin<Box<Sleep>>,
     idle: Duration,
@@ -105,6 +106,7 @@ impl Relay {
             out: VecDeque::new(),
             partial: BytesMut::new(),
             watch: None,
+            broken: false,
             run: Some(run),
             timer: Box::pin(sleep_until(deadline.min(Instant::now() + idle))),
             idle,
@@ -145,8 +147,14 @@ impl Relay {
     /// The engine's side has ended, well or not.
     fn ended(&mut self, broken: Option<Cause>) {
         let Some(mut run) = self.run.take() else { return };
+        // The router's own limit is not the worker's fault.
+        let late = broken == Some(Cause::Timeout) && Instant::now() >= self.deadline;
+        let blame = |cause: Cause| (!late).then_some(cause);
         let Some(watch) = &mut self.watch else {
-            return run.end(if broken.is_some() { End::Failed } else { End::Finished }, broken);
+            // Of such a reply nobody could tell from its bytes that something is missing.
+            self.broken = broken.is_some();
+            let end = if broken.is_some() { End::Failed } else { End::Finished };
+            return run.end(end, broken.and_then(blame));
         };
         if let Some(usage) = watch.usage() {
             run.usage(usage);
@@ -155,8 +163,8 @@ impl Relay {
         if end == sse::End::Cut || broken == Some(Cause::Timeout) {
             let cause = broken.unwrap_or(Cause::Cut);
             self.partial.clear();
-            self.out.push_back(broken_off(cause, &run).event());
-            return run.end(End::Failed, Some(cause));
+            self.out.push_back(broken_off(cause, late, &run).event());
+            return run.end(End::Failed, blame(cause));
         }
         if !self.partial.is_empty() {
             self.out.push_back(self.partial.split().freeze());
@@ -166,33 +174,41 @@ impl Relay {
     }
 }
 
-fn broken_off(cause: Cause, run: &Run) -> ApiError {
+fn broken_off(cause: Cause, late: bool, run: &Run) -> ApiError {
     let status = if cause == Cause::Timeout { 504 } else { 502 };
-    ApiError::new(
-        status,
+    let (worker, tokens) = (run.worker(), run.tokens());
+    let message = if late {
+        format!("the reply broke off after {tokens} tokens: a request may not take longer")
+    } else {
         format!(
-            "the reply broke off: worker `{}` {cause} after {} tokens; send the request again",
-            run.worker(),
-            run.tokens(),
-        ),
-    )
+            "the reply broke off: worker `{worker}` {cause} after {tokens} tokens; \
+             send the request again"
+        )
+    };
+    ApiError::new(status, message)
 }
+
+/// A reply of which something is missing; its connection is cut, so that the client knows.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker's reply broke off")]
+pub(crate) struct Broken;
 
 impl Body for Relay {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Broken;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = self.get_mut();
         loop {
             if let Some(chunk) = this.out.pop_front() {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
             if this.run.is_none() {
-                return Poll::Ready(None);
+                let broken = std::mem::take(&mut this.broken);
+                return Poll::Ready(broken.then_some(Err(Broken)));
             }
             match Pin::new(&mut this.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -213,6 +229,6 @@ impl Body for Relay {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.run.is_none() && self.out.is_empty()
+        self.run.is_none() && self.out.is_empty() && !self.broken
     }
 }
