@@ -5,11 +5,11 @@
 
 mod support;
 
-use pointsman_sim::mock::{Action, Cut, Faults, Leg};
+use pointsman_sim::mock::{Action, Cut, EngineConfig, Faults, Leg, OnViolation};
 use serde_json::{Value, json};
 use support::client::error_message;
 use support::fleet::{chat, completion, prompt, rule, unwatched};
-use support::{Body, Fleet, Request, Spec, decode, prefill, unified, wait_for};
+use support::{Body, Fleet, Request, Spec, decode, prefill, unified, wait_for, wait_until};
 
 fn settings() -> Value {
     unwatched(json!({"timeouts": {"first_byte": "500ms", "stream_idle": "500ms"}}))
@@ -222,6 +222,43 @@ async fn a_400_of_the_decode_worker_is_the_clients_answer_byte_for_byte() {
     fleet.assert_nothing_leaks().await;
 }
 
+#[tokio::test]
+async fn a_401_of_a_local_worker_is_the_clients_answer_byte_for_byte() {
+    let words = r#"{"error":"Unauthorized"}"#;
+    let refuse = Action::Status { status: 401, body: Some(words.to_owned()) };
+    let fleet = Fleet::with([unified("u0"), unified("u1")], always_local()).await;
+    fleet.set_faults("u0", rule(Leg::Any, refuse));
+    for seed in 0..5 {
+        let asked = completion(&prompt(seed, 64), 8, seed % 2 == 0);
+        let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
+        assert_eq!((head.status, body.text().as_str()), (401, words));
+    }
+    assert_eq!(fleet.requests("u1").len(), 0);
+    assert_eq!(fleet.router.worker("u0").await.unwrap()["condition"], "up");
+    fleet.assert_nothing_leaks().await;
+}
+
+/// What no router can see beforehand: the engine dies of what it was handed.
+#[tokio::test]
+async fn a_decode_worker_that_dies_of_a_hand_off_is_passed_over() {
+    for stream in [true, false] {
+        let dies = |engine: &mut EngineConfig| engine.on_violation = OnViolation::Die;
+        let p0 = prefill("p0").faults(rule(Leg::Prefill, Action::ExpiredKv));
+        let specs = [p0, decode("d0").engine(dies), decode("d1")];
+        let fleet = Fleet::with(specs, settings()).await;
+        let asked = completion(&prompt(1, 200), 8, stream);
+        let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
+        assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d1"), "{body:?}");
+        assert_says_the_same(&fleet, &asked, &body).await;
+        assert_eq!(fleet.stats("d0")["dead"], true);
+        wait_until(async || match fleet.leaks().await {
+            leaks if leaks.is_empty() => Ok(()),
+            leaks => Err(leaks.join("; ")),
+        })
+        .await;
+    }
+}
+
 /// The KV cannot be fetched: the same request, on the same only decode worker, without the hand-off.
 async fn kv_that_cannot_be_fetched_is_recomputed(path: &str, asked: Value) {
     let unreachable = Faults { side_channel_down: true, ..Faults::default() };
@@ -336,12 +373,16 @@ async fn a_decode_worker_that_falls_silent_in_mid_stream_is_told_of_in_an_error_
 #[tokio::test]
 async fn a_stream_that_outlives_the_time_of_a_request_ends_with_an_error_event() {
     let slow = rule(Leg::Any, Action::SlowTokens { delay_ms: 100 });
-    let config = unwatched(json!({"timeouts": {"request": "1s"}}));
+    let config = unwatched(json!({"timeouts": {"request": "800ms"}}));
     let fleet = Fleet::with([prefill("p0"), decode("d0").faults(slow)], config).await;
-    let asked = completion(&prompt(1, 200), 60, true);
-    let mut body = asked.clone();
-    body["ignore_eos"] = json!(true);
-    breaks_off(&fleet, &body, "did not answer in time after").await;
+    // More often than would open the breaker.
+    for seed in 0..4 {
+        let mut asked = completion(&prompt(seed, 100), 60, true);
+        asked["ignore_eos"] = json!(true);
+        breaks_off(&fleet, &asked, "tokens: a request may not take longer").await;
+    }
+    let worker = fleet.router.worker("d0").await.unwrap();
+    assert_eq!(worker["condition"], "up", "the limit is the router's, the worker did its part");
     fleet.assert_nothing_leaks().await;
 }
 
@@ -455,6 +496,20 @@ async fn a_local_worker_that_hangs_between_headers_and_content_is_replaced() {
 async fn a_local_worker_that_dies_in_mid_stream_is_told_of_in_an_error_event() {
     a_cut_stream(Cut::Rst, always_local(), Leg::Local).await;
     a_cut_stream(Cut::Fin, always_local(), Leg::Local).await;
+}
+
+#[tokio::test]
+async fn a_reply_of_another_kind_that_is_cut_is_not_passed_off_as_whole() {
+    let mut fleet = Fleet::with([unified("u0").behind_a_valve()], settings()).await;
+    let asked = json!({"model": "mock", "input": "a text to embed"});
+    let (head, whole) = Request::post("/v1/embeddings", &asked).send(fleet.addr()).await;
+    assert_eq!((head.status, whole.cut), (200, false));
+    fleet.valve("u0").cut_after(300);
+    let mut exchange = Request::post("/v1/embeddings", &asked).open(fleet.addr()).await;
+    assert_eq!(exchange.head().await.status, 200);
+    assert!(exchange.rest().await.cut);
+    assert_eq!(fleet.failures("local", "cut").await, 1);
+    fleet.assert_nothing_leaks().await;
 }
 
 /// One try that uses up all the time of its request is the end of it, and blames nobody else.
