@@ -85,6 +85,23 @@ async fn cached_tokens_are_those_of_the_engine_that_computed_the_prompt() {
 }
 
 #[tokio::test]
+async fn several_choices_share_one_pull() {
+    let (p, d) = pair().await;
+    let prompt = ids(0, 100);
+    let params = prefill(&p, &prompt).await;
+    let mut body = decode(&prompt, &params);
+    body["n"] = json!(3);
+    let remote = complete(&d.url(), &body).await.json();
+    let local = json!({"prompt": prompt, "max_tokens": 8, "n": 3, "cache_salt": "reference"});
+    let local = complete(&d.url(), &local).await.json();
+    assert_eq!(remote["choices"], local["choices"]);
+    until(&p, |stats| stats["pins"] == 0).await;
+    assert_eq!(d.stats()["violation_count"], 0);
+    p.stop().await;
+    d.stop().await;
+}
+
+#[tokio::test]
 async fn a_streamed_prefill_leg_returns_no_params_and_stays_pinned() {
     let p = start(quick(Role::Prefill)).await;
     let body = json!({
