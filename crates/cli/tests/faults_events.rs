@@ -107,7 +107,18 @@ async fn until_stale(fleet: &Fleet) {
 }
 
 async fn one_engine(spec: Spec) -> Fleet {
-    Fleet::start([spec]).await
+    let fleet = Fleet::start([spec]).await;
+    until_subscribed(&fleet).await;
+    fleet
+}
+
+/// What is published before is lost, where there is no replay.
+async fn until_subscribed(fleet: &Fleet) {
+    wait_until(async || match &fleet.stats("u0")["ranks"][0]["events"]["subscribers"] {
+        some if *some == 1 => Ok(()),
+        other => Err(format!("the publisher has {other} subscribers")),
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -246,6 +257,7 @@ async fn a_publisher_that_starts_anew_is_known_to_be_empty() {
             blocks => Err(format!("{blocks:?} blocks are still known")),
         })
         .await;
+        until_subscribed(&fleet).await;
         send_all(&fleet, &prompts[6..]).await;
         wait_until(async || {
             let cache = fleet.get("u0").mock.cache();
@@ -321,7 +333,7 @@ async fn a_flood_of_events_that_overruns_its_queue_is_caught_up_with() {
 #[tokio::test]
 async fn requests_are_served_while_nobody_answers_for_events() {
     let off = unified("u0").worker(json!({"kv_events": {"endpoint": "tcp://127.0.0.1:1"}}));
-    let fleet = one_engine(off).await;
+    let fleet = Fleet::start([off]).await;
     let prompts = prompts(0, 3);
     send_all(&fleet, &prompts).await;
     for prompt in &prompts {
