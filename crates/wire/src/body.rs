@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use bytestring::ByteString;
 
 use crate::json::{self, JsonError, Member};
 
@@ -44,7 +45,7 @@ impl From<JsonError> for BodyError {
 /// A JSON object as the client sent it, with the spans of its members.
 #[derive(Clone, Debug)]
 pub struct Body {
-    bytes: Bytes,
+    text: ByteString,
     members: Vec<Member>,
 }
 
@@ -78,13 +79,14 @@ impl Prompt<'_> {
 impl Body {
     /// Checks the whole body as strict JSON and notes where its members are.
     pub fn parse(bytes: Bytes, limits: &Limits) -> Result<Body, BodyError> {
-        let members = json::object(json::text(&bytes)?, limits.max_depth, limits.max_members)?;
-        Ok(Body { bytes, members })
+        let text = ByteString::try_from(bytes).map_err(json::not_utf8)?;
+        let members = json::object(&text, limits.max_depth, limits.max_members)?;
+        Ok(Body { text, members })
     }
 
     /// The client's bytes.
     pub fn bytes(&self) -> &Bytes {
-        &self.bytes
+        self.text.as_bytes()
     }
 
     /// The JSON text of a top-level member; of several with one name the last, as engines read it.
@@ -166,8 +168,7 @@ impl Body {
 
     /// The whole text.
     pub(crate) fn as_str(&self) -> &str {
-        // `parse` checked it.
-        std::str::from_utf8(&self.bytes).unwrap_or_default()
+        &self.text
     }
 
     /// The members in the order they came.

@@ -80,8 +80,12 @@ pub(crate) fn find<'a>(text: &'a str, members: &[Member], name: &str) -> Option<
 
 /// Checks that bytes are UTF-8.
 pub(crate) fn text(bytes: &[u8]) -> Result<&str, JsonError> {
-    std::str::from_utf8(bytes)
-        .map_err(|error| JsonError { at: error.valid_up_to(), what: "invalid UTF-8" })
+    std::str::from_utf8(bytes).map_err(not_utf8)
+}
+
+/// Says where bytes stop being UTF-8.
+pub(crate) fn not_utf8(error: std::str::Utf8Error) -> JsonError {
+    JsonError { at: error.valid_up_to(), what: "invalid UTF-8" }
 }
 
 /// The members of the object that the whole text is.
