@@ -6,7 +6,9 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::service::service_fn;
@@ -88,8 +90,12 @@ fn spawn(
         return;
     }
     let reply_write = router.settings.timeouts.reply_write;
+    let first_head = router.settings.timeouts.header_read;
     let router = Arc::clone(router);
+    let asked = Arc::new(AtomicBool::new(false));
+    let asks = Arc::clone(&asked);
     let service = service_fn(move |request| {
+        asks.store(true, Ordering::Relaxed);
         let router = Arc::clone(&router);
         async move { Ok::<_, Infallible>(api::answer(router, request).await) }
     });
@@ -99,7 +105,14 @@ fn spawn(
     let connection = http.serve_connection(TokioIo::new(stream), service).into_owned();
     let connection = connections.watch(connection);
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
+        let mut connection = pin!(connection);
+        // hyper's own timer begins once it has seen enough to know the version of HTTP.
+        let ended = match tokio::time::timeout(first_head, connection.as_mut()).await {
+            Ok(ended) => ended,
+            Err(_elapsed) if asked.load(Ordering::Relaxed) => connection.await,
+            Err(_elapsed) => return tracing::debug!("a connection brought no request in time"),
+        };
+        if let Err(error) = ended {
             tracing::debug!(error = &*error, "a connection ended early");
         }
     });
