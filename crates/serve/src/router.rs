@@ -98,24 +98,25 @@ impl Router {
         self.tasks.spawn(task);
         if let pointsman_config::KvEvents::At(stream) = &worker.settings.kv_events {
             // These are written down, so that nothing takes their place.
-            let _following = self.follow(group, &worker, stream);
+            let ranks = 0..worker.settings.ranks.get();
+            let streams: Vec<_> = ranks.map(|rank| events::of_rank(stream, rank)).collect();
+            let _following = self.follow(group, &worker, &streams);
         }
         Ok(worker)
     }
 
-    /// Subscribes to the KV events of each rank of a worker.
+    /// Subscribes to the KV events of a worker, `streams` being those of its ranks.
     pub(crate) fn follow(
         self: &Arc<Self>,
         group: &Arc<Group>,
         worker: &Arc<Worker>,
-        stream: &pointsman_config::KvStream,
+        streams: &[pointsman_config::KvStream],
     ) -> Following {
         let roster = group.roster.load();
         let stop = worker.gone.child_token();
         let mut tasks = Vec::new();
-        for (shift, slot) in (0_u16..).zip(&worker.slots) {
-            let Some(rank) = roster.get(*slot) else { continue };
-            let stream = events::of_rank(stream, shift);
+        for (stream, slot) in streams.iter().zip(&worker.slots) {
+            let (Some(rank), stream) = (roster.get(*slot), stream.clone()) else { continue };
             let (router, group) = (Arc::clone(self), Arc::clone(group));
             let task = events::follow(router, group, rank.clone(), stream, stop.clone());
             tasks.push(self.tasks.spawn(task));

@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
 use crate::router::{Following, Router};
-use crate::run;
+use crate::{events, run};
 
 /// Bytes of a health answer or model list that are read.
 const SMALL_REPLY_BYTES: usize = 1024 * 1024;
@@ -42,7 +42,7 @@ struct Watching {
     worker: Arc<Worker>,
     up: bool,
     /// The event sockets that the engine told, once it has.
-    followed: Option<(KvStream, Following)>,
+    followed: Option<(Vec<KvStream>, Following)>,
 }
 
 impl Watching {
@@ -141,18 +141,8 @@ impl Watching {
                 return false;
             }
         };
-        let Some(first) = sources.iter().find(|source| source.rank == 0) else { return false };
-        let host = self.worker.settings.url.host().unwrap_or_default();
-        let Some(stream) = reachable(first, host) else {
-            tracing::warn!(
-                model = self.group.name(),
-                worker = self.worker.name(),
-                endpoint = first.endpoint,
-                "the worker connects out to publish its KV events; set `kv_events` with `mode: bind`"
-            );
-            return false;
-        };
-        if self.followed.as_ref().is_some_and(|(followed, _)| *followed == stream) {
+        let Some(streams) = self.streams(&sources) else { return false };
+        if self.followed.as_ref().is_some_and(|(followed, _)| *followed == streams) {
             return true;
         }
         if let Some((_, following)) = self.followed.take() {
@@ -163,9 +153,30 @@ impl Watching {
                 self.worker.set_stale(*slot, false);
             }
         }
-        let following = self.router.follow(&self.group, &self.worker, &stream);
-        self.followed = Some((stream, following));
+        let following = self.router.follow(&self.group, &self.worker, &streams);
+        self.followed = Some((streams, following));
         true
+    }
+
+    /// The sockets of each rank: where the engine says, else where vLLM puts them.
+    fn streams(&self, sources: &[discovery::EventSource]) -> Option<Vec<KvStream>> {
+        let told = |rank: u16| sources.iter().find(|source| source.rank == u32::from(rank));
+        let first = told(0)?;
+        let host = self.worker.settings.url.host().unwrap_or_default();
+        let Some(of_first) = reachable(first, host) else {
+            tracing::warn!(
+                model = self.group.name(),
+                worker = self.worker.name(),
+                endpoint = first.endpoint,
+                "the worker connects out to publish its KV events; set `kv_events` with `mode: bind`"
+            );
+            return None;
+        };
+        let of = |rank| {
+            let told = told(rank).and_then(|source| reachable(source, host));
+            told.unwrap_or_else(|| events::of_rank(&of_first, rank))
+        };
+        Some((0..self.worker.settings.ranks.get()).map(of).collect())
     }
 
     /// Reads the worker's load, capacity and block size.
@@ -218,11 +229,11 @@ fn reachable(source: &discovery::EventSource, host: &str) -> Option<KvStream> {
     if !binds {
         return None;
     }
-    let endpoint = crate::events::endpoint_at(&source.endpoint, host)?;
+    let endpoint = events::endpoint_at(&source.endpoint, host)?;
     let replay = source.replay_endpoint.as_deref();
     Some(KvStream {
         endpoint,
-        replay: replay.and_then(|replay| crate::events::endpoint_at(replay, host)),
+        replay: replay.and_then(|replay| events::endpoint_at(replay, host)),
         topic: source.topic.clone(),
         mode: SocketMode::Connect,
     })
