@@ -27,7 +27,7 @@ pub(crate) async fn answer(router: &Arc<Router>, rest: &str, head: Parts, body: 
         }
         ["status"] => api::wrong_method(&Method::GET),
         ["workers", ..] if !router.settings.worker_api => {
-            Refusal::new(403, "the worker API is off: set `worker_api: true`").reply()
+            Refusal::new(403, "the worker API is off: set `admin.worker_api: true`").reply()
         }
         ["workers"] if head.method == Method::POST => {
             add(router, &head, body).await.unwrap_or_else(|refusal| refusal.reply())
@@ -46,7 +46,8 @@ pub(crate) async fn answer(router: &Arc<Router>, rest: &str, head: Parts, body: 
     }
 }
 
-fn decoded(segment: &str) -> String {
+/// A name as it stands in a path.
+pub(crate) fn decoded(segment: &str) -> String {
     percent_encoding::percent_decode_str(segment).decode_utf8_lossy().into_owned()
 }
 

@@ -61,7 +61,7 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
         _ if PASSED_ON.contains(&path) => Api::Other,
         _ => match path.strip_prefix("/v1/models/") {
             Some(name) => {
-                let name = name.to_owned();
+                let name = admin::decoded(name);
                 return only(&Method::GET, &head.method, || model(&router, &name));
             }
             None => return not_found(path),
