@@ -22,12 +22,21 @@ use crate::run::Run;
 /// The longest event that is kept together; a longer one passes in pieces.
 const MAX_EVENT_BYTES: usize = 1024 * 1024;
 
+/// Chunks that go out together at most.
+const JOIN_CHUNKS: usize = 64;
+
+/// Turns of the scheduler that a chunk waits for the next one. The engine's connection hands over one
+/// chunk a turn, even if many came together, and a chunk that goes out alone costs a write.
+const JOIN_TURNS: u8 = 3;
+
 /// An engine's reply on its way.
 pub(crate) struct Relay {
     body: Incoming,
     out: VecDeque<Bytes>,
     /// The beginning of an event whose end has not come yet.
     partial: BytesMut,
+    /// Turns since the last chunk came.
+    turns: u8,
     watch: Option<Watch>,
     /// It ended in its middle, and the client is still to be told.
     broken: bool,
@@ -105,6 +114,7 @@ impl Relay {
             body,
             out: VecDeque::new(),
             partial: BytesMut::new(),
+            turns: 0,
             watch: None,
             broken: false,
             run: Some(run),
@@ -112,6 +122,19 @@ impl Relay {
             idle,
             deadline,
         }
+    }
+
+    /// What waits to go out, in one piece.
+    fn take_out(&mut self) -> Option<Bytes> {
+        if self.out.len() < 2 {
+            return self.out.pop_front();
+        }
+        let bytes = self.out.iter().map(Bytes::len).sum();
+        let mut joined = BytesMut::with_capacity(bytes);
+        for chunk in self.out.drain(..) {
+            joined.extend_from_slice(&chunk);
+        }
+        Some(joined.freeze())
     }
 
     /// Queues what of a chunk ends whole events, and keeps the rest.
@@ -203,8 +226,11 @@ impl Body for Relay {
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = self.get_mut();
         loop {
-            if let Some(chunk) = this.out.pop_front() {
-                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            if this.run.is_none() || this.turns >= JOIN_TURNS || this.out.len() >= JOIN_CHUNKS {
+                this.turns = 0;
+                if let Some(chunk) = this.take_out() {
+                    return Poll::Ready(Some(Ok(Frame::data(chunk))));
+                }
             }
             if this.run.is_none() {
                 let broken = std::mem::take(&mut this.broken);
@@ -214,10 +240,18 @@ impl Body for Relay {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
                         this.received(data);
+                        this.turns = 0;
                     }
                 }
                 Poll::Ready(None) => this.ended(None),
                 Poll::Ready(Some(Err(_))) => this.ended(Some(Cause::Cut)),
+                Poll::Pending if !this.out.is_empty() => {
+                    this.turns += 1;
+                    if this.turns < JOIN_TURNS {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                }
                 Poll::Pending => {
                     if this.timer.as_mut().poll(cx).is_pending() {
                         return Poll::Pending;
