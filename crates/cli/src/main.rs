@@ -54,8 +54,20 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("pointsman: {error:#}");
+            eprintln!("pointsman: {}", told(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, except those that it tells itself.
+fn told(error: &anyhow::Error) -> String {
+    let mut told = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !told.contains(&cause) {
+            told += ": ";
+            told += &cause;
+        }
+    }
+    told
 }
