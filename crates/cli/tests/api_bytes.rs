@@ -1,5 +1,6 @@
 //! What passes through passes as it is: bodies and headers on their way to the engines, streams and
 //! replies on their way back.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod support;
 

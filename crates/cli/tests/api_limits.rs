@@ -1,4 +1,5 @@
 //! Every limit on what a client may send or take: its status, its words, and that it is counted.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Requests that an engine refuses: its own words reach the client, and nothing stays behind.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod support;
 

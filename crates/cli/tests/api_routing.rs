@@ -1,5 +1,6 @@
 //! Settings of routing through the real binary: each has the effect that its page promises, seen
 //! from outside.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod cache;
 mod support;

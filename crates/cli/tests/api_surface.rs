@@ -1,4 +1,5 @@
 //! Every endpoint: what it answers, which methods it takes, and the shape of what it refuses.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod support;
 

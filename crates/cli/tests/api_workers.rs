@@ -1,5 +1,6 @@
 //! The worker API: what it lists, and what it takes and refuses. What becomes of the requests of a
 //! worker that is drained or removed is in `faults_fleet`.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod support;
 

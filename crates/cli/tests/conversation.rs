@@ -1,5 +1,6 @@
 //! Conversations: which way each turn goes under the default thresholds, and that what the router
 //! takes for cached is what the engines report as cached.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod cache;
 mod support;

@@ -4,6 +4,7 @@
 //! Prompts and answers are a 32nd as long as in the trace, and so are the thresholds in
 //! tokens. A hash id still stands for a whole block (instead of 32), so prefixes repeat exactly
 //! where the trace says so. Arrival times are left out: a fixed number of requests runs at any time.
+#![allow(clippy::expect_used, clippy::panic, reason = "it is all test")]
 
 mod cache;
 mod support;
