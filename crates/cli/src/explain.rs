@@ -1,6 +1,6 @@
 //! `pointsman explain`: what a running router would decide for a request, and why.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -26,9 +26,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let (status, answer) =
         shutdown::block_on(async { Ok(pointsman_serve::client::explain(&args.url, body).await?) })?;
+    // Not `println!`, which panics when the reader has seen enough.
+    let mut out = std::io::stdout().lock();
     match serde_json::from_slice::<serde_json::Value>(&answer) {
-        Ok(value) => println!("{}", serde_json::to_string_pretty(&value)?),
-        Err(_) => println!("{}", String::from_utf8_lossy(&answer)),
+        Ok(value) => writeln!(out, "{}", serde_json::to_string_pretty(&value)?)?,
+        Err(_) => writeln!(out, "{}", String::from_utf8_lossy(&answer))?,
     }
     Ok(if status == 200 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -134,6 +134,10 @@ fn ordered<'s>(schema: &'s Json, keys: &'s Map<String, Json>) -> Vec<&'s str> {
             break;
         }
     }
+    // A mapping that is one of several forms declares its keys in that form.
+    if declared.is_empty() {
+        return rest;
+    }
     let place = |name: &'s str| if keys.contains_key(name) { vec![name] } else { rest.clone() };
     declared.into_iter().flat_map(place).collect()
 }
@@ -191,4 +195,13 @@ fn yaml(value: &Json) -> String {
 
 fn one_line(doc: &str) -> String {
     doc.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_table_of_the_reference_page_is_empty() {
+        let page = super::reference();
+        assert!(!page.contains("| --- |\n\n"), "{page}");
+    }
 }

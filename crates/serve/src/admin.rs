@@ -182,7 +182,9 @@ async fn add(router: &Arc<Router>, head: &Parts, body: Incoming) -> Result<Reply
             let body = json!({"model": group.name(), "name": worker.name(), "added": true});
             Ok(reply_json(201, body.to_string()))
         }
-        Err(error @ AddError::Duplicate { .. }) => Err(Refusal::new(409, error.to_string())),
+        Err(error @ (AddError::Duplicate { .. } | AddError::Taken { .. })) => {
+            Err(Refusal::new(409, error.to_string()))
+        }
         Err(error @ AddError::Full(_)) => Err(Refusal::new(400, error.to_string())),
     }
 }

@@ -106,11 +106,13 @@ fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Finding
     }
     let names: Vec<&str> = learned.models.iter().map(|model| model.id.as_str()).collect();
     let m = &group.settings;
-    let known = names.iter().any(|name| *name == m.name || m.aliases.iter().any(|a| a == name));
-    if !names.is_empty() && !known {
+    // A request reaches the engine as it came, so the engine has to know every name itself.
+    let unknown =
+        std::iter::once(&m.name).chain(&m.aliases).filter(|n| !names.contains(&n.as_str()));
+    for name in unknown.filter(|_| !names.is_empty()) {
         findings.problem(format!(
-            "serves {names:?} and not `{}`: requests would get a 404; use --served-model-name or an alias",
-            m.name
+            "serves {names:?} and not `{name}`: requests for it get a 404; \
+             start the engine with `--served-model-name` and all names"
         ));
     }
     for adapter in m.adapters.iter().filter(|adapter| !names.contains(&adapter.as_str())) {

@@ -149,7 +149,10 @@ impl Follower {
                     self.cursor.connected(&mut self.actions);
                     self.perform();
                     let error = self.hear(socket).await;
-                    tracing::info!(
+                    self.rank.worker.set_stale(self.rank.slot, true);
+                    self.rank.worker.look_again.notify_one();
+                    self.count("disconnected", 1);
+                    tracing::warn!(
                         model = self.labels.model,
                         worker = self.labels.worker,
                         %error,

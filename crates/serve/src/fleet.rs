@@ -16,6 +16,7 @@ use pointsman_brain::{self as brain, Brain, Slot, Time, WorkerSpec};
 use pointsman_config as config;
 use pointsman_kv as kv;
 use pointsman_wire::dialect::{Dialect, Vllm};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::prompt::Tokenizer;
@@ -49,6 +50,8 @@ pub(crate) struct Worker {
     pub(crate) slots: Vec<Slot>,
     pub(crate) learned: ArcSwap<Learned>,
     pub(crate) gone: CancellationToken,
+    /// Told when its event stream ended: another engine may stand behind the URL.
+    pub(crate) look_again: Notify,
     /// Its first health check is done.
     pub(crate) seen: AtomicBool,
     /// By rank: the KV events have a gap that could not be filled.
@@ -85,6 +88,7 @@ impl Worker {
             learned: ArcSwap::from_pointee(learned),
             seen: AtomicBool::new(false),
             gone: CancellationToken::new(),
+            look_again: Notify::new(),
             authorization,
         }
     }
@@ -237,6 +241,16 @@ pub enum AddError {
         /// The worker.
         worker: String,
     },
+    /// The engine is there already.
+    #[error("{url} is worker `{worker}` of model `{model}` already")]
+    Taken {
+        /// The URL.
+        url: String,
+        /// The model.
+        model: String,
+        /// The worker.
+        worker: String,
+    },
     /// There is no room.
     #[error("model `{0}` has {MAX_RANKS} worker ranks already")]
     Full(String),
@@ -306,6 +320,10 @@ impl Group {
         if roster.worker(&settings.name).is_some() {
             let (model, worker) = (self.name().to_owned(), settings.name);
             return Err(AddError::Duplicate { model, worker });
+        }
+        if let Some(worker) = roster.workers().find(|worker| worker.settings.url == settings.url) {
+            let (model, worker) = (self.name().to_owned(), worker.name().to_owned());
+            return Err(AddError::Taken { url: settings.url.to_string(), model, worker });
         }
         let ranks = u32::from(settings.ranks.get());
         let slots = free_slots(&mut roster, ranks as usize)

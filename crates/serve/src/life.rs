@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use pointsman_brain::{Ask, Cause, Decision, End, Held, Ladder, Leg, Next, Path, Slot};
@@ -495,6 +495,9 @@ impl Life {
         let mut reply = Response::new(());
         *reply.status_mut() = head.status;
         *reply.headers_mut() = headers::passed(&head.headers);
+        if let Ok(id) = HeaderValue::from_str(&self.id) {
+            reply.headers_mut().entry(headers::REQUEST_ID).or_insert(id);
+        }
         if self.router.settings.response_headers {
             report::mark(reply.headers_mut(), &plan.decision, &plan.rank);
         }

@@ -57,6 +57,11 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let (listening, addr) = listening.map_err(|source| StartError::Listen { addr, source })?;
     router.add_configured_workers()?;
     watch::first_look(&router).await;
+    for group in &router.fleet.groups {
+        for line in group.brain().never_fires() {
+            tracing::warn!(model = group.name(), "{line}");
+        }
+    }
     let server = tokio::spawn(listener::serve(Arc::clone(&router), listening));
     Ok(Running { router, addr, server })
 }

@@ -51,7 +51,10 @@ impl Watching {
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut scraped: Option<Instant> = None;
         loop {
-            check.tick().await;
+            tokio::select! {
+                _ = check.tick() => {}
+                () = self.worker.look_again.notified() => self.up = false,
+            }
             let passed = self.check().await;
             if passed && !self.up {
                 self.discover().await;
