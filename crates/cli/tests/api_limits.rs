@@ -9,7 +9,7 @@ use std::time::Duration;
 use pointsman_sim::mock::{Action, Leg};
 use serde_json::{Value, json};
 use support::client::{connect, error_message};
-use support::fleet::{MODEL, completion, prompt, rule};
+use support::fleet::{MODEL, completion, prompt, rule, times};
 use support::{Fleet, Request, SOON, Spec, decode, prefill};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -171,6 +171,32 @@ async fn a_full_router_says_429_and_when_to_come_back() {
     assert_eq!(head.status, 200);
     drop(second);
     fleet.assert_nothing_leaks().await;
+}
+
+/// A body is held until its reply begins.
+#[tokio::test]
+async fn a_body_that_does_not_fit_beside_those_inside_is_429() {
+    let fleet = Fleet::with(pair(), json!({"limits": {"max_in_flight_bytes": "64KiB"}})).await;
+    fleet.set_faults("p0", times(1, Leg::Prefill, Action::HangBeforeHeaders));
+    let mut body = completion(&prompt(1, 40), 2, false);
+    body["pad"] = json!("x".repeat(40 * 1024));
+    let large = Request::completion(&body);
+    let inside = large.open(fleet.addr()).await;
+    support::wait_until(async || match fleet.requests("p0").len() {
+        0 => Err("no prefill leg".to_owned()),
+        _ => Ok(()),
+    })
+    .await;
+    let (head, error) = large.json(fleet.addr()).await;
+    assert_eq!((head.status, head.header("retry-after")), (429, Some("1")), "{error}");
+    error_message(&error);
+    assert_eq!(refused(&fleet, "max_in_flight_bytes").await, 1);
+    let (head, _) = fleet.router.complete(&completion(&prompt(2, 20), 2, false)).await;
+    assert_eq!(head.status, 200, "a small one fits");
+    drop(inside);
+    fleet.assert_nothing_leaks().await;
+    let (head, reply) = large.send(fleet.addr()).await;
+    assert_eq!(head.status, 200, "{reply:?}");
 }
 
 #[tokio::test]

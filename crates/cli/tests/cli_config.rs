@@ -53,11 +53,12 @@ fn schema_and_reference_are_those_of_the_pages() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
         std::fs::read_to_string(path).expect("a page")
     };
-    let schema = run(&["config", "schema"], &[], "");
-    assert_eq!((schema.code, schema.err.as_str()), (Some(0), ""));
-    assert_eq!(schema.out.trim(), page("pointsman.schema.json").trim());
-    let reference = run(&["config", "reference"], &[], "");
-    assert_eq!((reference.code, reference.out.trim()), (Some(0), page("configuration.md").trim()));
+    for (what, name) in [("schema", "pointsman.schema.json"), ("reference", "configuration.md")] {
+        let ended = run(&["config", what], &[], "");
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+        // Not `assert_eq`: the pages are long.
+        assert!(ended.out.trim() == page(name).trim(), "docs/reference/{name} is another one");
+    }
     assert_eq!(run(&["config", "nonsense"], &[], "").code, Some(2));
 }
 
