@@ -18,11 +18,17 @@ pub(crate) fn asked() -> impl Future<Output = anyhow::Result<()>> {
     }
 }
 
+/// How long work that cannot be cancelled may go on at the end.
+const LAST_WORK: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// Runs a future on a runtime of its own.
 pub(crate) fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("the async runtime cannot start")?
-        .block_on(future)
+        .context("the async runtime cannot start")?;
+    let result = runtime.block_on(future);
+    // A long prompt that is being tokenised for nobody must not hold up the end.
+    runtime.shutdown_timeout(LAST_WORK);
+    result
 }

@@ -9,7 +9,7 @@ use crate::environment::Environment;
 use crate::problem::{Problem, Problems};
 use crate::resolve;
 use crate::schema;
-use crate::settings::Worker;
+use crate::settings::{Endpoint, KvEvents, SocketMode, Worker};
 use crate::tree::{Key, Node, Value};
 use crate::written;
 use crate::yaml;
@@ -29,6 +29,9 @@ const NOT_AT_RUN_TIME: [&str; 2] = ["api_key_env", "api_key_file"];
 /// Reads `{"model": "...", "role": "...", "url": "...", ...}`: `model`, and the keys of a worker.
 pub fn joining(text: &str) -> Result<Joining, Problems> {
     let one = |message: String, place: String| Problems(vec![Problem::whole(message, place)]);
+    // Strict JSON, which bounds its own nesting; YAML's aliases and shorthands are for files.
+    serde_json::from_str::<serde::de::IgnoredAny>(text)
+        .map_err(|error| one(format!("not valid JSON: {error}"), "body".to_owned()))?;
     let mut tree = yaml::parse_file(text, &Arc::from("body")).map_err(|refused| {
         let place = format!("body:{}:{}", refused.line, refused.column);
         one(format!("not valid JSON: {}", refused.message), place)
@@ -54,7 +57,20 @@ pub fn joining(text: &str) -> Result<Joining, Problems> {
     let written: written::Worker = serde_json::from_value(tree.to_json())
         .map_err(|error| one(format!("the body contradicts its schema: {error}"), String::new()))?;
     let worker = resolve::worker(&written, &tree, &Environment::new(&[]))?;
+    if !reaches_out_only(&worker) {
+        let message = "may only name tcp:// sockets that the router connects to at run time";
+        return Err(one(format!("kv_events {message}"), "body".to_owned()));
+    }
     Ok(Joining { model, worker })
+}
+
+/// Whether following the worker opens no socket and touches no file on the router's machine.
+fn reaches_out_only(worker: &Worker) -> bool {
+    let KvEvents::At(stream) = &worker.kv_events else { return true };
+    let tcp = |endpoint: &Endpoint| matches!(endpoint, Endpoint::Tcp { .. });
+    stream.mode == SocketMode::Connect
+        && tcp(&stream.endpoint)
+        && stream.replay.as_ref().is_none_or(tcp)
 }
 
 fn model_name(model: Option<&Node>, tree: &Node, problems: &mut Vec<Problem>) -> Option<String> {

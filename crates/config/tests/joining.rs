@@ -14,7 +14,10 @@ fn a_worker_joins_with_the_keys_of_the_file() {
 #[test]
 fn wrong_bodies_are_told_what_is_wrong() {
     let refused = |text: &str| joining(text).expect_err("a problem").to_string();
-    assert_eq!(refused("{"), "not valid JSON: unclosed bracket '{' (body:1:1)");
+    assert_eq!(
+        refused("{"),
+        "not valid JSON: EOF while parsing an object at line 1 column 1 (body)"
+    );
     assert_eq!(refused("[]"), "a list is not allowed; must be a JSON object (body:1:1)");
     assert_eq!(
         refused(r#"{"model": 5, "rle": "decode"}"#),
@@ -41,5 +44,28 @@ fn whoever_adds_a_worker_cannot_read_the_routers_variables_and_files() {
             format!(r#"{{"model": "m", "role": "unified", "url": "http://a:1", "{key}": "HOME"}}"#);
         let found = joining(&text).expect_err("a problem").to_string();
         assert!(found.starts_with(&format!("{key}: cannot be given at run time")), "{found}");
+    }
+}
+
+#[test]
+fn whoever_adds_a_worker_cannot_make_the_router_listen_or_touch_a_file() {
+    for events in [
+        r#"{"endpoint": "ipc:///tmp/x"}"#,
+        r#"{"endpoint": "tcp://*:1", "mode": "bind"}"#,
+        r#"{"endpoint": "tcp://a:1", "replay_endpoint": "ipc:///tmp/x"}"#,
+    ] {
+        let text = format!(
+            r#"{{"model": "m", "role": "unified", "url": "http://a:1", "kv_events": {events}}}"#
+        );
+        let found = joining(&text).expect_err("a problem").to_string();
+        assert!(found.starts_with("kv_events may only name tcp:// sockets"), "{found}");
+    }
+}
+
+#[test]
+fn a_body_is_strict_json_and_not_deep() {
+    for text in ["- - a".to_owned(), "- ".repeat(100), "[".repeat(100_000), "a: &x b".to_owned()] {
+        let found = joining(&text).expect_err("a problem").to_string();
+        assert!(found.starts_with("not valid JSON"), "{found}");
     }
 }

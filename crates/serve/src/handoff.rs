@@ -23,6 +23,8 @@ const RELEASE_REPLY_BYTES: usize = 64 * 1024;
 /// A hand-off that is not used yet.
 pub(crate) struct Unused {
     handoff: Option<Handoff>,
+    /// To be released if it is dropped.
+    armed: bool,
     received: Instant,
     /// The worker that holds the KV.
     pub(crate) prefill: Rank,
@@ -40,7 +42,7 @@ impl Unused {
         model: String,
     ) -> Unused {
         let handoff = Some(handoff);
-        Unused { handoff, received: Instant::now(), prefill, group, upstream, model }
+        Unused { handoff, armed: true, received: Instant::now(), prefill, group, upstream, model }
     }
 
     /// The hand-off, while it can be sent.
@@ -50,15 +52,22 @@ impl Unused {
         (self.received.elapsed() < lease).then_some(handoff)
     }
 
-    /// It was sent: the decode worker has it, whatever comes of it.
-    pub(crate) fn used(mut self) {
-        self.handoff = None;
+    /// It is being sent: whatever comes of that, nobody may use it again.
+    pub(crate) fn send(mut self) -> Unused {
+        self.armed = false;
+        self
+    }
+
+    /// It was not sent after all.
+    pub(crate) fn not_sent(mut self) -> Unused {
+        self.armed = true;
+        self
     }
 }
 
 impl Drop for Unused {
     fn drop(&mut self) {
-        let Some(handoff) = self.handoff.take() else { return };
+        let Some(handoff) = self.handoff.take().filter(|_| self.armed) else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let group = Arc::clone(&self.group);
         let (upstream, model) = (self.upstream.clone(), std::mem::take(&mut self.model));

@@ -419,20 +419,21 @@ impl Life {
             },
         };
         let wait = self.head_wait();
+        // From here on the worker may have it, even if the client leaves in the middle.
+        let mut sending = handoff.map(Unused::send);
         let sent = self.send(rank, request, wait).await;
         if matches!(sent, Err(Cause::Connect)) {
             // Nothing went out, so the hand-off is as good as before.
-            return Err(Fault { unused: handoff, ..fault(Cause::Connect) });
+            let unused = sending.map(Unused::not_sent);
+            return Err(Fault { unused, ..fault(Cause::Connect) });
         }
         let refused = |response: &Response<Incoming>| {
             matches!(dialect::verdict(response.status().as_u16()), Verdict::Client(_))
         };
-        match handoff {
+        if sent.as_ref().is_ok_and(refused) {
             // Refused by its shape alone, the engine has not looked at the hand-off; had it, a
             // second release does no harm.
-            Some(unused) if sent.as_ref().is_ok_and(refused) => drop(unused),
-            Some(unused) => unused.used(),
-            None => {}
+            drop(sending.take().map(Unused::not_sent));
         }
         let response = sent.map_err(fault)?;
         let status = response.status().as_u16();
@@ -516,7 +517,8 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
-        .is_some_and(|value| value.trim_start().starts_with("text/event-stream"))
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
 }
 
 /// An engine's refusal, as it stands.

@@ -6,14 +6,12 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_io_timeout::TimeoutStream;
@@ -46,15 +44,13 @@ pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
 
 /// Accepts until the router stops, then lets running requests end within the grace period.
 pub(crate) async fn serve(router: Arc<Router>, listener: TcpListener) {
-    let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1()
-        .timer(TokioTimer::new())
+    // HTTP/1 alone: a client of HTTP/2 that gives no window would hold its requests for ever, because
+    // hyper polls no body that it cannot send.
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
         .header_read_timeout(router.settings.timeouts.header_read)
         .max_headers(MAX_HEADERS)
         .max_buf_size(router.settings.limits.max_header_bytes.get().max(MIN_BUFFER_BYTES));
-    http.http2().timer(TokioTimer::new()).max_header_list_size(
-        u32::try_from(router.settings.limits.max_header_bytes.get()).unwrap_or(u32::MAX),
-    );
     let connections = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -81,7 +77,7 @@ pub(crate) async fn serve(router: Arc<Router>, listener: TcpListener) {
 
 fn spawn(
     router: &Arc<Router>,
-    http: &auto::Builder<TokioExecutor>,
+    http: &http1::Builder,
     stream: TcpStream,
     connections: &GracefulShutdown,
 ) {
@@ -90,30 +86,19 @@ fn spawn(
         return;
     }
     let reply_write = router.settings.timeouts.reply_write;
-    let first_head = router.settings.timeouts.header_read;
     let router = Arc::clone(router);
-    let asked = Arc::new(AtomicBool::new(false));
-    let asks = Arc::clone(&asked);
     let service = service_fn(move |request| {
-        asks.store(true, Ordering::Relaxed);
         let router = Arc::clone(&router);
         async move { Ok::<_, Infallible>(api::answer(router, request).await) }
     });
     // A body that nobody reads is not polled, so that no timer inside it would ever fire.
     let mut stream = Box::pin(TimeoutStream::new(stream));
     stream.as_mut().set_write_timeout_pinned(Some(reply_write));
-    let connection = http.serve_connection(TokioIo::new(stream), service).into_owned();
+    let connection = http.serve_connection(TokioIo::new(stream), service);
     let connection = connections.watch(connection);
     tokio::spawn(async move {
-        let mut connection = pin!(connection);
-        // hyper's own timer begins once it has seen enough to know the version of HTTP.
-        let ended = match tokio::time::timeout(first_head, connection.as_mut()).await {
-            Ok(ended) => ended,
-            Err(_elapsed) if asked.load(Ordering::Relaxed) => connection.await,
-            Err(_elapsed) => return tracing::debug!("a connection brought no request in time"),
-        };
-        if let Err(error) = ended {
-            tracing::debug!(error = &*error, "a connection ended early");
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection ended early");
         }
     });
 }

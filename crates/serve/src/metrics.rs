@@ -35,6 +35,21 @@ labels!(Answer { model: String, endpoint: &'static str, status: u16 });
 labels!(ByWorker { model: String, worker: String, rank: u32 });
 labels!(KvEvent { model: String, worker: String, kind: &'static str });
 
+/// What can become of KV events and their stream.
+const KV_EVENT_KINDS: [&str; 11] = [
+    "cleared",
+    "disconnected",
+    "lost",
+    "malformed",
+    "removed",
+    "replay",
+    "restart",
+    "resync",
+    "skipped",
+    "stored",
+    "unplaced",
+];
+
 type Float = Gauge<f64, AtomicU64>;
 
 /// Every metric that moves as things happen.
@@ -196,6 +211,19 @@ impl Metrics {
         let labels = ByModel { model: model.to_owned() };
         let inside = self.requests_in_flight.get_or_create_owned(&labels);
         (inside, self.request_seconds.get_or_create_owned(&labels))
+    }
+
+    /// Drops the series of a worker that went: names may come and go without end.
+    pub(crate) fn forget(&self, model: &str, worker: &str, ranks: u32) {
+        let (model, worker) = (model.to_owned(), worker.to_owned());
+        for kind in KV_EVENT_KINDS {
+            let labels = KvEvent { model: model.clone(), worker: worker.clone(), kind };
+            self.kv_events.remove(&labels);
+        }
+        for rank in 0..ranks {
+            let labels = ByWorker { model: model.clone(), worker: worker.clone(), rank };
+            self.kv_event_lag_seconds.remove(&labels);
+        }
     }
 
     /// Counts how long a leg took.

@@ -4,7 +4,7 @@
 //! Not here: hashing (`sight`), and the tokenizers themselves (the `tokens` crate).
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pointsman_config::{Estimates, Tokenizer as Setting};
 use pointsman_tokens::{CacheLimits, Chat, Encoded, Model, Partial};
@@ -20,6 +20,9 @@ const INLINE_BYTES: usize = 16 * 1024;
 
 /// Bytes of one prompt token where the setting does not say.
 const BYTES_PER_TOKEN: f64 = pointsman_tokens::BYTES_PER_TOKEN as f64;
+
+/// How long a longer text waits for its turn; then its length is estimated.
+const TURN_WAIT: Duration = Duration::from_secs(1);
 
 /// What a request asks the engine to read.
 #[derive(Clone, Debug, Default)]
@@ -186,7 +189,11 @@ async fn local(
         return encode(model, &estimates, request);
     }
     let failed = || Refusal::new(500, "the prompt could not be tokenised");
-    let permit = Arc::clone(at_once).acquire_owned().await.map_err(|_| failed())?;
+    let permit = Arc::clone(at_once).acquire_owned();
+    let Ok(permit) = tokio::time::timeout(TURN_WAIT, permit).await else {
+        return written(request, BYTES_PER_TOKEN);
+    };
+    let permit = permit.map_err(|_| failed())?;
     let (model, request) = (Arc::clone(model), request.clone());
     let encoding = tokio::task::spawn_blocking(move || {
         // Held here, because the work goes on when the client has left.

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use pointsman_brain::{Condition, Path};
 use pointsman_wire::dialect::Request;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout_at};
 
 use crate::error::Refusal;
 use crate::fleet::{Group, Roster};
@@ -28,6 +29,10 @@ const TOKENIZE_WAIT: Duration = Duration::from_secs(5);
 
 /// Bytes of an engine's list of token ids: 1 M tokens of up to 7 digits each.
 const TOKENIZE_REPLY_BYTES: usize = 8 * 1024 * 1024;
+
+/// How many times the longest silence within a body the whole of it may take: one that drips holds
+/// memory that others want.
+const WHOLE_BODY: u32 = 10;
 
 /// A body in the router's memory, and the room that it takes there.
 pub(crate) struct Received {
@@ -55,8 +60,10 @@ pub(crate) async fn body(
     }
     let mut chunks = Chunks::default();
     let mut room = room_for(0, router)?;
+    let silence = settings.timeouts.body_read;
+    let end = Instant::now() + settings.timeouts.request.min(silence * WHOLE_BODY);
     loop {
-        match tokio::time::timeout(settings.timeouts.body_read, body.frame()).await {
+        match timeout_at(end.min(Instant::now() + silence), body.frame()).await {
             Err(_elapsed) => return Err(Refusal::new(408, "the body did not come in time")),
             Ok(None) => return Ok(Received { bytes: chunks.finish(), room }),
             Ok(Some(Err(_))) => return Err(Refusal::new(400, "the body broke off")),

@@ -35,6 +35,8 @@ pub(crate) struct Relay {
     out: VecDeque<Bytes>,
     /// The beginning of an event whose end has not come yet.
     partial: BytesMut,
+    /// An event longer than is kept together is out in part.
+    within_event: bool,
     /// Turns since the last chunk came.
     turns: u8,
     watch: Option<Watch>,
@@ -114,6 +116,7 @@ impl Relay {
             body,
             out: VecDeque::new(),
             partial: BytesMut::new(),
+            within_event: false,
             turns: 0,
             watch: None,
             broken: false,
@@ -146,6 +149,7 @@ impl Relay {
         if !self.partial.is_empty() {
             self.out.push_back(self.partial.split().freeze());
         }
+        self.within_event = whole == 0;
         let mut chunk = chunk;
         if whole > 0 {
             self.partial.extend_from_slice(&chunk.split_off(whole));
@@ -186,6 +190,10 @@ impl Relay {
         if end == sse::End::Cut || broken == Some(Cause::Timeout) {
             let cause = broken.unwrap_or(Cause::Cut);
             self.partial.clear();
+            if self.within_event {
+                // Ends the event that is out in part, so that the error is one of its own.
+                self.out.push_back(Bytes::from_static(b"\n\n"));
+            }
             self.out.push_back(broken_off(cause, late, &run).event());
             return run.end(End::Failed, blame(cause));
         }

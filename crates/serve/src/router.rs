@@ -127,6 +127,8 @@ impl Router {
     /// Removes a worker; requests on it run to their end.
     pub(crate) fn remove_worker(&self, group: &Group, name: &str) -> Option<Arc<Worker>> {
         let worker = group.remove(name)?;
+        let ranks = u32::from(worker.settings.ranks.get());
+        self.metrics.forget(group.name(), worker.name(), ranks);
         self.fleet.rename();
         Some(worker)
     }

@@ -3,6 +3,7 @@
 //! Invariant: at most one message and one read buffer are in memory per connection.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 
 use bytes::Bytes;
 use pointsman_config::Endpoint;
@@ -108,11 +109,9 @@ impl Listener {
                 Ok(Listener::Tcp(TcpListener::bind((host, *port)).await?))
             }
             Endpoint::Ipc(path) => {
-                // A socket file left by an earlier process cannot be bound again.
-                if let Err(error) = std::fs::remove_file(path)
-                    && error.kind() != io::ErrorKind::NotFound
-                {
-                    return Err(error);
+                // A socket left by an earlier process cannot be bound again; other files are not ours.
+                if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+                    std::fs::remove_file(path)?;
                 }
                 Ok(Listener::Ipc(UnixListener::bind(path)?))
             }

@@ -134,7 +134,7 @@ section! {
         stream_idle: Span = Span::secs(120), min "10ms", max "1d";
         /// Reading the head of a request, the wait for it on an open connection included.
         header_read: Span = Span::secs(75), min "10ms", max "1h";
-        /// Silence while the body of a request is read.
+        /// Silence while the body of a request is read; the whole of it may take ten times as long.
         body_read: Span = Span::secs(30), min "10ms", max "1h";
         /// How long a client may leave its reply unread; then the connection is closed and the request
         /// cancelled.
@@ -205,7 +205,7 @@ section! {
         cache_bytes: Size = Size::mib(64), max "64GiB";
         /// Largest body whose text is tokenised; the prompt of a larger one is estimated. Tokenising takes
         /// some 100 bytes of memory for each byte of text.
-        max_body_bytes: Size = Size::mib(8), min "1KiB", max "4GiB";
+        max_body_bytes: Size = Size::mib(2), min "1KiB", max "4GiB";
     }
 }
 
