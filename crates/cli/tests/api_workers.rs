@@ -138,7 +138,7 @@ async fn what_is_no_worker_is_refused_with_the_key_at_fault() {
     }
     let (head, error) = Request::raw(WORKERS, "{\"model\": ").json(fleet.addr()).await;
     assert_eq!(head.status, 400);
-    assert!(error_message(&error).contains("body:1"), "it says where: {error}");
+    assert!(error_message(&error).contains("line 1"), "it says where: {error}");
     assert_eq!(names(&fleet).await, ["p0", "d0"]);
 }
 
