@@ -11,7 +11,7 @@ use http::HeaderMap;
 use pointsman_brain::{HealthEvent, Reading, Share};
 use pointsman_config::{Engine, KvEvents, KvStream, SocketMode};
 use pointsman_wire::{discovery, load};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
 use crate::router::{Following, Router};
@@ -47,33 +47,34 @@ struct Watching {
 
 impl Watching {
     async fn run(mut self) {
-        let mut check = interval(self.router.settings.health.interval);
-        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut scraped: Option<Instant> = None;
+        let mut checks = paced(self.router.settings.health.interval);
+        let mut readings = self.router.settings.scrape_interval.map(paced);
         loop {
             tokio::select! {
-                _ = check.tick() => {}
-                () = self.worker.look_again.notified() => self.up = false,
-            }
-            let passed = self.check().await;
-            if passed && !self.up {
-                self.discover().await;
-            }
-            self.up = passed;
-            let due = match (self.router.settings.scrape_interval, scraped) {
-                (None, _) => false,
-                (Some(_), None) => true,
-                (Some(pause), Some(last)) => last.elapsed() >= pause,
-            };
-            if passed && due {
-                scraped = Some(Instant::now());
-                self.read_models().await;
-                if self.worker.settings.engine == Engine::Vllm {
-                    self.scrape().await;
+                biased;
+                () = self.worker.look_again.notified() => {
+                    self.up = false;
+                    self.look().await;
                 }
+                _ = checks.tick() => self.look().await,
+                () = next(readings.as_mut()), if self.up => self.scrape().await,
             }
-            self.worker.seen.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Checks the worker, and learns all about it if it has just come up.
+    async fn look(&mut self) {
+        let passed = self.check().await;
+        if passed && !self.up {
+            self.discover().await;
+            if self.router.settings.scrape_interval.is_some() {
+                self.scrape().await;
+            }
+        } else if passed {
+            self.read_models().await;
+        }
+        self.up = passed;
+        self.worker.seen.store(true, Ordering::Relaxed);
     }
 
     /// Asks once whether the worker is alive. One that has never been is down at the first failure.
@@ -183,7 +184,10 @@ impl Watching {
     }
 
     /// Reads the worker's load, capacity and block size.
-    async fn scrape(&mut self) {
+    async fn scrape(&self) {
+        if self.worker.settings.engine != Engine::Vllm {
+            return;
+        }
         let Some((200, body)) = self.get("/metrics", METRICS_REPLY_BYTES).await else { return };
         let text = String::from_utf8_lossy(&body);
         let mut learned = Learned::clone(&self.worker.learned.load());
@@ -222,6 +226,23 @@ impl Watching {
 
     fn complain(&self, error: &discovery::DiscoveryError) {
         tracing::warn!(model = self.group.name(), worker = self.worker.name(), %error, "discovery");
+    }
+}
+
+/// Ticks that do not catch up when the worker was slow.
+fn paced(period: std::time::Duration) -> Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// The next tick, or never.
+async fn next(ticks: Option<&mut Interval>) {
+    match ticks {
+        Some(ticks) => {
+            ticks.tick().await;
+        }
+        None => std::future::pending().await,
     }
 }
 
