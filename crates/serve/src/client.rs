@@ -40,7 +40,8 @@ pub async fn explain(url: &str, body: Vec<u8>) -> Result<(u16, Bytes), ClientErr
     }
     let failed = |cause| ClientError::Failed { url: url.to_owned(), cause };
     let upstream = Upstream::new(0, Duration::from_secs(1), WAIT);
-    let response = upstream.post(uri, HeaderMap::new(), body.into(), WAIT).await.map_err(failed)?;
+    let response =
+        upstream.post(uri, HeaderMap::new(), Bytes::from(body), WAIT).await.map_err(failed)?;
     let status = response.status().as_u16();
     let body = read(response.into_body(), REPLY_BYTES).await.map_err(failed)?;
     Ok((status, body))

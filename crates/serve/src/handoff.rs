@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use pointsman_wire::dialect::Handoff;
 
 use crate::fleet::{Group, Rank};
+use crate::outgoing::Begun;
 use crate::upstream::{Upstream, read};
 
 /// How much earlier than its lease ends a hand-off counts as expired: it still has to travel.
@@ -23,8 +24,7 @@ const RELEASE_REPLY_BYTES: usize = 64 * 1024;
 /// A hand-off that is not used yet.
 pub(crate) struct Unused {
     handoff: Option<Handoff>,
-    /// To be released if it is dropped.
-    armed: bool,
+    begun: Begun,
     received: Instant,
     /// The worker that holds the KV.
     pub(crate) prefill: Rank,
@@ -42,7 +42,15 @@ impl Unused {
         model: String,
     ) -> Unused {
         let handoff = Some(handoff);
-        Unused { handoff, armed: true, received: Instant::now(), prefill, group, upstream, model }
+        Unused {
+            handoff,
+            begun: Begun::default(),
+            received: Instant::now(),
+            prefill,
+            group,
+            upstream,
+            model,
+        }
     }
 
     /// The hand-off, while it can be sent.
@@ -52,22 +60,21 @@ impl Unused {
         (self.received.elapsed() < lease).then_some(handoff)
     }
 
-    /// It is being sent: whatever comes of that, nobody may use it again.
-    pub(crate) fn send(mut self) -> Unused {
-        self.armed = false;
-        self
+    /// What the leg that carries it reports on: once that has begun, the decode worker may have the
+    /// hand-off, and nobody may use or release it again.
+    pub(crate) fn begun(&self) -> Begun {
+        self.begun.clone()
     }
 
-    /// It was not sent after all.
-    pub(crate) fn not_sent(mut self) -> Unused {
-        self.armed = true;
-        self
+    /// The worker refused the leg without looking at the hand-off: it can be released.
+    pub(crate) fn not_taken(mut self) {
+        self.begun = Begun::default();
     }
 }
 
 impl Drop for Unused {
     fn drop(&mut self) {
-        let Some(handoff) = self.handoff.take().filter(|_| self.armed) else { return };
+        let Some(handoff) = self.handoff.take().filter(|_| !self.begun.get()) else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let group = Arc::clone(&self.group);
         let (upstream, model) = (self.upstream.clone(), std::mem::take(&mut self.model));

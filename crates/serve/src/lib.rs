@@ -18,6 +18,7 @@ mod headers;
 mod life;
 mod listener;
 mod metrics;
+mod outgoing;
 mod prompt;
 mod receive;
 mod relay;

@@ -26,6 +26,7 @@ use crate::booking::Booking;
 use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank, Roster};
 use crate::handoff::Unused;
+use crate::outgoing::{Begun, Outgoing};
 use crate::prompt::{self, Prompt};
 use crate::receive::Received;
 use crate::relay::{self, Patience, Relay};
@@ -366,7 +367,7 @@ impl Life {
         let timeouts = &self.router.settings.timeouts;
         let limit = self.router.settings.limits.max_reply_bytes.get();
         let exchange = async {
-            let response = self.send(rank, leg, timeouts.prefill).await?;
+            let response = self.send(rank, leg, Begun::default(), timeouts.prefill).await?;
             let (head, body) = response.into_parts();
             Ok((head, read(body, limit).await?))
         };
@@ -419,21 +420,19 @@ impl Life {
             },
         };
         let wait = self.head_wait();
-        // From here on the worker may have it, even if the client leaves in the middle.
-        let mut sending = handoff.map(Unused::send);
-        let sent = self.send(rank, request, wait).await;
-        if matches!(sent, Err(Cause::Connect)) {
+        let begun = handoff.as_ref().map(Unused::begun).unwrap_or_default();
+        let sent = self.send(rank, request, begun.clone(), wait).await;
+        if matches!(sent, Err(Cause::Connect)) && !begun.get() {
             // Nothing went out, so the hand-off is as good as before.
-            let unused = sending.map(Unused::not_sent);
-            return Err(Fault { unused, ..fault(Cause::Connect) });
+            return Err(Fault { unused: handoff, ..fault(Cause::Connect) });
         }
         let refused = |response: &Response<Incoming>| {
             matches!(dialect::verdict(response.status().as_u16()), Verdict::Client(_))
         };
-        if sent.as_ref().is_ok_and(refused) {
-            // Refused by its shape alone, the engine has not looked at the hand-off; had it, a
-            // second release does no harm.
-            drop(sending.take().map(Unused::not_sent));
+        // Refused by its shape alone, the engine has not looked at the hand-off; had it, a second
+        // release does no harm.
+        if let Some(unused) = handoff.filter(|_| sent.as_ref().is_ok_and(refused)) {
+            unused.not_taken();
         }
         let response = sent.map_err(fault)?;
         let status = response.status().as_u16();
@@ -468,13 +467,14 @@ impl Life {
         &self,
         rank: &Rank,
         leg: LegRequest,
+        begun: Begun,
         wait: std::time::Duration,
     ) -> Result<Response<Incoming>, Cause> {
         let uri = rank.worker.uri(&self.path).map_err(|_| Cause::Protocol)?;
         let mut headers = self.headers.clone();
         headers::add(&mut headers, &leg.headers);
         rank.worker.authorize(&mut headers);
-        self.router.upstream.post(uri, headers, leg.body, wait).await
+        self.router.upstream.post(uri, headers, Outgoing::new(leg.body, begun), wait).await
     }
 
     /// Reads a reply that is no stream, so that one that breaks off can still be made good.

@@ -7,17 +7,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use pointsman_brain::Cause;
 
+use crate::outgoing::Outgoing;
+
 /// The client of all engines.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<HttpConnector, Outgoing>,
 }
 
 /// How often an idle TCP connection to an engine is probed.
@@ -43,11 +45,11 @@ impl Upstream {
         &self,
         uri: Uri,
         mut headers: HeaderMap,
-        body: Bytes,
+        body: impl Into<Outgoing>,
         wait: Duration,
     ) -> Result<Response<Incoming>, Cause> {
         headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
-        let mut request = Request::new(Full::new(body));
+        let mut request = Request::new(body.into());
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
         *request.headers_mut() = headers;
@@ -62,7 +64,7 @@ impl Upstream {
         wait: Duration,
         limit: usize,
     ) -> Result<(u16, Bytes), Cause> {
-        let mut request = Request::new(Full::new(Bytes::new()));
+        let mut request = Request::new(Outgoing::default());
         *request.uri_mut() = uri;
         *request.headers_mut() = headers;
         let exchange = async {
@@ -75,7 +77,7 @@ impl Upstream {
 
     async fn send(
         &self,
-        request: Request<Full<Bytes>>,
+        request: Request<Outgoing>,
         wait: Duration,
     ) -> Result<Response<Incoming>, Cause> {
         match tokio::time::timeout(wait, self.client.request(request)).await {
