@@ -61,12 +61,7 @@ fn reply(result: Result<Value, Refusal>) -> Reply {
 /// What the brain would decide for a chat (a body with `messages`) or a completion, and all that goes
 /// into it. Reserves nothing.
 async fn explain(router: &Arc<Router>, head: Parts, body: Incoming) -> Result<Reply, Refusal> {
-    let Some(mut ticket) = router.gate.enter() else {
-        report::limit(router, "max_in_flight");
-        return Err(
-            Refusal::new(429, "the router is full").retry_after(router.settings.limits.retry_after)
-        );
-    };
+    let mut ticket = life::admit(router)?;
     let body = receive::body(body, &head.headers, router).await?;
     let chat = Body::parse(body.bytes.clone(), &Limits::default())?.has("messages");
     let api = if chat { Api::Chat } else { Api::Completions };

@@ -95,14 +95,13 @@ pub(crate) fn not_found(path: &str) -> Reply {
 
 /// Ready means that a request for each model can be served.
 fn ready(router: &Router) -> Reply {
-    let models: serde_json::Map<_, _> = router
-        .fleet
-        .groups
-        .iter()
-        .map(|group| (group.name().to_owned(), json!(group.brain().can_serve(group.now()))))
-        .collect();
-    let served = router.fleet.groups.iter().all(|group| group.brain().can_serve(group.now()).ready);
-    let ready = served && !router.is_draining();
+    let mut models = serde_json::Map::new();
+    let mut ready = !router.is_draining();
+    for group in &router.fleet.groups {
+        let readiness = group.brain().can_serve(group.now());
+        ready &= readiness.ready;
+        models.insert(group.name().to_owned(), json!(readiness));
+    }
     let status = if ready { 200 } else { 503 };
     let body = json!({"ready": ready, "draining": router.is_draining(), "models": models});
     json(status, body.to_string())
@@ -161,9 +160,6 @@ fn model(router: &Router, name: &str) -> Reply {
     });
     match found {
         Some(body) => json(200, body),
-        None => {
-            let message = format!("The model `{name}` does not exist.");
-            Refusal::new(404, message).param("model").reply()
-        }
+        None => Refusal::no_model(name).reply(),
     }
 }

@@ -25,6 +25,11 @@ impl Refusal {
         Refusal { error: ApiError::new(status, message), retry_after: None }
     }
 
+    /// Nobody serves a model of this name.
+    pub(crate) fn no_model(name: &str) -> Refusal {
+        Refusal::new(404, format!("The model `{name}` does not exist.")).param("model")
+    }
+
     pub(crate) fn param(mut self, param: &str) -> Refusal {
         self.error = self.error.param(param);
         self

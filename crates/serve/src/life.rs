@@ -117,7 +117,8 @@ pub(crate) async fn serve(router: Arc<Router>, api: Api, head: Parts, body: Inco
     }
 }
 
-fn admit(router: &Router) -> Result<Ticket, Refusal> {
+/// A place in the router, if there is one.
+pub(crate) fn admit(router: &Router) -> Result<Ticket, Refusal> {
     router.gate.enter().ok_or_else(|| {
         let limits = &router.settings.limits;
         report::limit(router, "max_in_flight");
@@ -189,10 +190,7 @@ fn find_group(router: &Router, request: &Request) -> Result<(Arc<Group>, String)
     if let Some(name) = request.body().model() {
         return match router.fleet.named(&name) {
             Some(group) => Ok((group, name.into_owned())),
-            None => {
-                let message = format!("The model `{name}` does not exist.");
-                Err(Refusal::new(404, message).param("model"))
-            }
+            None => Err(Refusal::no_model(&name)),
         };
     }
     if request.body().has("model") {
@@ -426,20 +424,17 @@ impl Life {
             // Nothing went out, so the hand-off is as good as before.
             return Err(Fault { unused: handoff, ..fault(Cause::Connect) });
         }
-        let refused = |response: &Response<Incoming>| {
-            matches!(dialect::verdict(response.status().as_u16()), Verdict::Client(_))
-        };
-        // Refused by its shape alone, the engine has not looked at the hand-off; had it, a second
-        // release does no harm.
-        if let Some(unused) = handoff.filter(|_| sent.as_ref().is_ok_and(refused)) {
-            unused.not_taken();
-        }
         let response = sent.map_err(fault)?;
         let status = response.status().as_u16();
         match dialect::verdict(status) {
             Verdict::Ok => Ok(response),
             Verdict::Failed(failure) => Err(fault(cause_of(failure))),
             Verdict::Client(status) => {
+                // Refused by its shape alone, the engine has not looked at the hand-off; had it, a
+                // second release does no harm.
+                if let Some(unused) = handoff {
+                    unused.not_taken();
+                }
                 let (head, body) = response.into_parts();
                 let bytes = self.read_whole(body).await.map_err(fault)?;
                 let answer = Some(passed_on(&head.headers, status, bytes));
