@@ -107,28 +107,43 @@ fn ready(router: &Router) -> Reply {
     json(status, body.to_string())
 }
 
-/// One entry for each name that a group goes by.
-fn cards(router: &Router, mut each: impl FnMut(&ModelCard<'_>)) {
-    for group in &router.fleet.groups {
-        let max_model_len = shortest_context(group);
-        let mut listed: Vec<String> = Vec::new();
-        let mut card = |id: &str, parent: Option<&str>| {
-            if !listed.iter().any(|name| name == id) {
-                let created = group.created;
-                each(&ModelCard { id, created, owned_by: "pointsman", parent, max_model_len });
-                listed.push(id.to_owned());
-            }
-        };
-        let s = &group.settings;
-        card(&s.name, None);
-        s.aliases.iter().for_each(|alias| card(alias, None));
-        s.adapters.iter().for_each(|adapter| card(adapter, Some(&s.name)));
-        for worker in group.roster.load().workers() {
-            for model in &worker.learned.load().models {
-                card(&model.id, model.parent.is_some().then_some(s.name.as_str()));
-            }
+/// A name that a group goes by.
+struct Named {
+    id: String,
+    /// The base model, if it is an adapter.
+    parent: Option<String>,
+    created: u64,
+    max_model_len: Option<u32>,
+}
+
+impl Named {
+    fn card(&self) -> ModelCard<'_> {
+        let Named { created, max_model_len, .. } = *self;
+        let parent = self.parent.as_deref();
+        ModelCard { id: &self.id, created, owned_by: "pointsman", parent, max_model_len }
+    }
+}
+
+/// Every name that a group goes by, once: those of the configuration, then those that workers list.
+fn names(group: &Group) -> Vec<Named> {
+    let (created, max_model_len) = (group.created, shortest_context(group));
+    let mut names: Vec<Named> = Vec::new();
+    let mut add = |id: &str, parent: Option<&str>| {
+        if !names.iter().any(|named| named.id == id) {
+            let (id, parent) = (id.to_owned(), parent.map(str::to_owned));
+            names.push(Named { id, parent, created, max_model_len });
+        }
+    };
+    let s = &group.settings;
+    add(&s.name, None);
+    s.aliases.iter().for_each(|alias| add(alias, None));
+    s.adapters.iter().for_each(|adapter| add(adapter, Some(&s.name)));
+    for worker in group.roster.load().workers() {
+        for model in &worker.learned.load().models {
+            add(&model.id, model.parent.is_some().then_some(s.name.as_str()));
         }
     }
+    names
 }
 
 /// The longest request that every worker of a group takes.
@@ -143,23 +158,14 @@ fn shortest_context(group: &Group) -> Option<u32> {
 }
 
 fn models(router: &Router) -> Reply {
-    let mut entries = Vec::new();
-    cards(router, |card| entries.push(openai::model(card)));
-    let mut body = br#"{"object":"list","data":["#.to_vec();
-    body.extend(entries.join(&b","[..]));
-    body.extend(b"]}");
-    json(200, body)
+    let names: Vec<Named> = router.fleet.groups.iter().flat_map(|group| names(group)).collect();
+    json(200, openai::models(names.iter().map(Named::card)))
 }
 
 fn model(router: &Router, name: &str) -> Reply {
-    let mut found = None;
-    cards(router, |card| {
-        if card.id == name {
-            found = Some(openai::model(card));
-        }
-    });
-    match found {
-        Some(body) => json(200, body),
+    let mut names = router.fleet.groups.iter().flat_map(|group| names(group));
+    match names.find(|named| named.id == name) {
+        Some(named) => json(200, openai::model(&named.card())),
         None => Refusal::no_model(name).reply(),
     }
 }
