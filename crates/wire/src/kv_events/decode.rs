@@ -5,13 +5,17 @@ use super::{BlockName, BlockRemoved, BlockStored, Event, EventError, ExtraKeys, 
 
 /// Reads one event and leaves the reader behind it, well-formed or not.
 pub(super) fn event<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, EventError> {
-    let mut behind = *reader;
-    let read = match behind.head()? {
-        Head::Map(pairs) => map_event(behind, pairs),
-        Head::Array(items @ 1..) => array_event(behind, items),
+    let mut inside = *reader;
+    let read = match inside.head()? {
+        Head::Map(pairs) => map_event(&mut inside, pairs),
+        Head::Array(items @ 1..) => array_event(&mut inside, items),
         _ => Err(EventError::Shape("an event is neither a map nor a list")),
     };
-    reader.skip()?;
+    match read {
+        // Its end is where reading came to.
+        Ok(_) => *reader = inside,
+        Err(_) => reader.skip()?,
+    }
     read
 }
 
@@ -47,25 +51,27 @@ const STORED: &[&str] = &[
 ];
 const REMOVED: &[&str] = &["block_hashes", "medium", "group_idx"];
 
-fn array_event<'a>(mut reader: Reader<'a>, items: u32) -> Result<Event<'a>, EventError> {
+fn array_event<'a>(reader: &mut Reader<'a>, items: u32) -> Result<Event<'a>, EventError> {
     let tag = text(reader.head()?, "an event's type")?;
-    let names = field_names(tag);
+    let mut names = field_names(tag).iter();
     let mut fields = Fields::default();
-    for name in names.iter().take(items as usize - 1) {
-        fields.read(name, &mut reader)?;
+    for _ in 1..items {
+        match names.next() {
+            Some(name) => fields.read(name, reader)?,
+            None => reader.skip()?,
+        }
     }
     fields.event(tag)
 }
 
-fn map_event<'a>(reader: Reader<'a>, pairs: u32) -> Result<Event<'a>, EventError> {
+fn map_event<'a>(reader: &mut Reader<'a>, pairs: u32) -> Result<Event<'a>, EventError> {
     // The type stands first in practice; a kind that is not known is not looked into.
-    let tag = tag(reader, pairs)?;
+    let tag = tag(*reader, pairs)?;
     let known = field_names(tag);
     let mut fields = Fields::default();
-    let mut reader = reader;
     for _ in 0..pairs {
         let key = text(reader.head()?, "a field's name")?;
-        if known.contains(&key) { fields.read(key, &mut reader)? } else { reader.skip()? }
+        if known.contains(&key) { fields.read(key, reader)? } else { reader.skip()? }
     }
     fields.event(tag)
 }

@@ -236,16 +236,7 @@ pub struct Batch<'a> {
 impl<'a> Batch<'a> {
     /// Reads the frame of a batch; its events are read as they are iterated.
     pub fn decode(payload: &'a [u8]) -> Result<Batch<'a>, EventError> {
-        let mut reader = Reader::new(payload);
-        let Head::Array(fields @ 2..) = reader.head()? else {
-            return Err(EventError::Shape("a batch is not an array of at least two"));
-        };
-        let timestamp = match reader.head()? {
-            Head::Float(seconds) => seconds,
-            #[allow(clippy::cast_precision_loss)]
-            Head::Int(seconds, false) => seconds as f64,
-            _ => return Err(EventError::Shape("a batch has no timestamp")),
-        };
+        let (fields, timestamp, mut reader) = Batch::head(payload)?;
         let Head::Array(count) = reader.head()? else {
             return Err(EventError::Shape("a batch has no list of events"));
         };
@@ -263,6 +254,27 @@ impl<'a> Batch<'a> {
         Ok(Batch { timestamp, rank, reader: events, count: count as usize })
     }
 
+    /// When a batch was published, in Unix seconds, without a look at its events; None if it does
+    /// not say.
+    pub fn timestamp_of(payload: &[u8]) -> Option<f64> {
+        Batch::head(payload).ok().map(|(_, timestamp, _)| timestamp)
+    }
+
+    /// How many fields a batch has, its timestamp, and what follows.
+    fn head(payload: &'a [u8]) -> Result<(u32, f64, Reader<'a>), EventError> {
+        let mut reader = Reader::new(payload);
+        let Head::Array(fields @ 2..) = reader.head()? else {
+            return Err(EventError::Shape("a batch is not an array of at least two"));
+        };
+        let timestamp = match reader.head()? {
+            Head::Float(seconds) => seconds,
+            #[allow(clippy::cast_precision_loss)]
+            Head::Int(seconds, false) => seconds as f64,
+            _ => return Err(EventError::Shape("a batch has no timestamp")),
+        };
+        Ok((fields, timestamp, reader))
+    }
+
     /// Events in the batch.
     pub fn len(&self) -> usize {
         self.count
@@ -274,11 +286,32 @@ impl<'a> Batch<'a> {
     }
 
     /// The events in order. A malformed one is an error in its place, and the rest follows.
-    pub fn events(&self) -> impl Iterator<Item = Result<Event<'a>, EventError>> + use<'a> {
-        let mut reader = self.reader;
-        (0..self.count).map(move |_| event(&mut reader))
+    pub fn events(&self) -> Events<'a> {
+        Events { reader: self.reader, left: self.count }
     }
 }
+
+/// Iterator over the events of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Events<'a> {
+    reader: Reader<'a>,
+    left: usize,
+}
+
+impl<'a> Iterator for Events<'a> {
+    type Item = Result<Event<'a>, EventError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        Some(event(&mut self.reader))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for Events<'_> {}
 
 #[cfg(test)]
 mod tests {
