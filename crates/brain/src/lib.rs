@@ -19,6 +19,7 @@ mod ledger;
 mod never_fires;
 mod plan;
 mod policy;
+mod profile;
 mod random;
 mod readiness;
 mod record;
@@ -41,6 +42,7 @@ pub use ledger::{BookingId, End, Load, Settled};
 pub use policy::{
     Bounds, IslBounding, MaxLocalPrefill, Policy, PrefillLoad, Rule, ShortPrompt, UncachedTokens,
 };
+pub use profile::Profile;
 pub use readiness::Readiness;
 pub use record::{CandidateRecord, LeftOut, Record, ShadowRecord, WorkerView};
 pub use sessions::Turn;

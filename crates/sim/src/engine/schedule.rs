@@ -283,7 +283,7 @@ impl Engine {
         } else {
             1.0
         };
-        nanos(self.spec.profile.step_time(&shape) * noise)
+        nanos(shape.seconds(&self.spec.profile) * noise)
     }
 }
 
