@@ -7,7 +7,7 @@
 
 mod types;
 
-pub use types::{Action, ClearCause, CursorLimits, CursorStats, Stamp, Standing};
+pub use types::{Action, ClearCause, CursorLimits, CursorStats, Position, Stamp, Standing};
 
 use std::collections::VecDeque;
 
@@ -94,6 +94,31 @@ impl<M> Cursor<M> {
             held_bytes: 0,
             stats: CursorStats::default(),
         }
+    }
+
+    /// A cursor that goes on where another one was, over an index that holds what that one's did.
+    ///
+    /// Nothing vouches for what happened since, so the first thing that it does when connected is
+    /// what a reconnection does: it asks for a replay from the last message on, and clears if the
+    /// publisher does not know it, or cannot be asked.
+    #[must_use]
+    pub fn resume(position: Position, can_replay: bool, limits: CursorLimits) -> Self {
+        Self {
+            next: position.last.seq.saturating_add(1),
+            first: position.first,
+            complete: position.complete,
+            last: Some(position.last),
+            newest: Some(position.last),
+            ..Self::new(can_replay, limits)
+        }
+    }
+
+    /// Where it stands once all its actions so far are done; `None` while the index, as far as
+    /// this publisher is concerned, is empty.
+    #[must_use]
+    pub fn position(&self) -> Option<Position> {
+        let last = self.last.filter(|_| self.anchored)?;
+        Some(Position { last, first: self.first, complete: self.complete })
     }
 
     /// The subscription's connection was made, or made again.

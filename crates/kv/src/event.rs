@@ -120,13 +120,17 @@ pub enum GroupsVerdict {
 /// of any kind stands in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
-    indexed: Option<Indexed>,
+    /// The indexed group, once there is one.
+    pub indexed: Option<IndexedGroup>,
 }
 
+/// The group that is indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Indexed {
-    group: u32,
-    stand_in: bool,
+pub struct IndexedGroup {
+    /// Its number.
+    pub group: u32,
+    /// It holds only a part of each prefix, and gives way to one of full attention.
+    pub stand_in: bool,
 }
 
 impl Groups {
@@ -140,12 +144,12 @@ impl Groups {
         match self.indexed {
             Some(held) if held.group == group => GroupsVerdict::Index,
             Some(held) if held.stand_in && !stand_in => {
-                self.indexed = Some(Indexed { group, stand_in });
+                self.indexed = Some(IndexedGroup { group, stand_in });
                 GroupsVerdict::ClearAndIndex
             }
             Some(_) => GroupsVerdict::Skip,
             None => {
-                self.indexed = Some(Indexed { group, stand_in });
+                self.indexed = Some(IndexedGroup { group, stand_in });
                 GroupsVerdict::Index
             }
         }

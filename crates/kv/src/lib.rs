@@ -36,8 +36,10 @@ mod model;
 mod names;
 mod reference;
 
-pub use cursor::{Action, ClearCause, Cursor, CursorLimits, CursorStats, Stamp, Standing};
-pub use event::{EventKey, EventScope, Groups, GroupsVerdict};
+pub use cursor::{
+    Action, ClearCause, Cursor, CursorLimits, CursorStats, Position, Stamp, Standing,
+};
+pub use event::{EventKey, EventScope, Groups, GroupsVerdict, IndexedGroup};
 pub use hash::{BlockExtra, ExtraBuilder, Hasher, Space, SpaceKey};
 pub use index::{
     Applied, Approximate, Depth, Event, IndexSettings, Overlap, Reader, Removed, SlotStats, Stats,

@@ -388,3 +388,58 @@ fn absurd_sequence_numbers_do_no_lasting_harm() {
     p.ended();
     assert_eq!(p.cursor.standing(), Standing::Current);
 }
+
+/// A cursor that goes on where another one was, after messages 0 to 2.
+fn resumed(can_replay: bool) -> Probe {
+    let mut first = Probe::new(can_replay);
+    for seq in 0..3 {
+        first.live(seq);
+    }
+    let position = first.cursor.position().expect("messages were applied");
+    assert_eq!(position, Position { last: stamp(2, 3), first: 0, complete: true });
+    let cursor = Cursor::resume(position, can_replay, CursorLimits::default());
+    Probe { cursor, out: Vec::new() }
+}
+
+#[test]
+fn a_resumed_cursor_goes_on_with_the_next_message_once_the_publisher_is_known_to_be_the_same() {
+    let mut p = resumed(true);
+    assert_eq!(p.connected(), ["replay 2"]);
+    assert_eq!(p.live(4), [""; 0]);
+    assert_eq!(p.replayed(2), [""; 0]);
+    assert_eq!(p.replayed(3), ["apply 3"]);
+    assert_eq!(p.ended(), ["apply 4"]);
+    assert_eq!(p.cursor.standing(), Standing::Current);
+}
+
+#[test]
+fn a_resumed_cursor_clears_when_the_publisher_has_started_anew() {
+    let mut p = resumed(true);
+    p.connected();
+    // The same number, sent at another time.
+    assert_eq!(p.replayed_at(2, 50), ["clear Restart", "replay 0"]);
+    let mut p = resumed(true);
+    p.connected();
+    assert_eq!(p.ended(), ["clear Restart", "replay 0"]);
+}
+
+#[test]
+fn a_resumed_cursor_clears_when_nobody_can_tell_what_was_missed() {
+    let mut p = resumed(false);
+    assert_eq!(p.connected(), ["clear Lost"]);
+    assert_eq!(p.live(3), ["apply 3"]);
+    assert_eq!(p.cursor.standing(), Standing::Partial);
+    let mut p = resumed(true);
+    p.connected();
+    assert_eq!(p.failed(), ["clear Lost"]);
+}
+
+#[test]
+fn a_cursor_that_has_applied_nothing_since_a_clear_has_no_position() {
+    let mut p = Probe::new(false);
+    assert_eq!(p.cursor.position(), None);
+    p.live(0);
+    assert!(p.cursor.position().is_some());
+    p.connected();
+    assert_eq!(p.cursor.position(), None);
+}

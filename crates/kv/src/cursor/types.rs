@@ -9,6 +9,17 @@ pub struct Stamp {
     pub sent_ns: u64,
 }
 
+/// Where a cursor stands, for another one to go on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The last message applied. Number and time together say which publisher it is of.
+    pub last: Stamp,
+    /// The first message applied since the last clear.
+    pub first: u64,
+    /// Whether nothing older than the first is missing.
+    pub complete: bool,
+}
+
 /// What the caller must do, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<M> {

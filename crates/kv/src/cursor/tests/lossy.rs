@@ -19,8 +19,14 @@ enum Step {
     Replay(u8),
     Refuse,
     Reconnect,
-    Restart { lost: u8 },
+    Restart {
+        lost: u8,
+    },
     Resync,
+    /// What is known is written down.
+    Save,
+    /// The router starts anew from what was written down last: all that came since is lost to it.
+    Restore,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -35,6 +41,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Reconnect),
         1 => (0..6_u8).prop_map(|lost| Step::Restart { lost }),
         1 => Just(Step::Resync),
+        1 => Just(Step::Save),
+        1 => Just(Step::Restore),
     ];
     prop::collection::vec(step, 0..120)
 }
@@ -46,9 +54,13 @@ enum Wire {
     Message(u64, Message),
 }
 
+const LIMITS: CursorLimits =
+    CursorLimits { held_messages: 3, held_bytes: 100, fruitless_replays: 2 };
+
 /// A publisher, its wires, and an index that is the list of messages applied since a clear.
 struct World {
     cursor: Cursor<Message>,
+    can_replay: bool,
     timed: bool,
     buffer: usize,
     clock: u64,
@@ -58,13 +70,14 @@ struct World {
     asked: Option<u64>,
     serving: Option<VecDeque<(u64, Message)>>,
     index: Vec<Message>,
+    saved: Option<(Option<Position>, Vec<Message>)>,
 }
 
 impl World {
     fn new(can_replay: bool, timed: bool, buffer: usize) -> Self {
-        let limits = CursorLimits { held_messages: 3, held_bytes: 100, fruitless_replays: 2 };
         let mut world = Self {
-            cursor: Cursor::new(can_replay, limits),
+            cursor: Cursor::new(can_replay, LIMITS),
+            can_replay,
             timed,
             buffer,
             clock: 1,
@@ -74,6 +87,7 @@ impl World {
             asked: None,
             serving: None,
             index: Vec::new(),
+            saved: None,
         };
         world.wire.push_back(Wire::Connected);
         world
@@ -109,6 +123,13 @@ impl World {
             Step::Reconnect => self.reconnect(),
             Step::Restart { lost } => self.restart(*lost),
             Step::Resync => self.act(Cursor::resync),
+            Step::Save => {
+                let position = self.cursor.position();
+                assert_eq!(position.map(|p| p.last.seq), self.index.last().map(|last| last.1));
+                assert_eq!(position.map(|p| p.first), self.index.first().map(|first| first.1));
+                self.saved = Some((position, self.index.clone()));
+            }
+            Step::Restore => self.restore(),
         }
     }
 
@@ -177,6 +198,21 @@ impl World {
             self.publish(false);
         }
         self.reconnect();
+    }
+
+    /// Another router, with connections of its own, takes over what was written down.
+    fn restore(&mut self) {
+        let Some((position, index)) = self.saved.clone() else { return };
+        self.cursor = match position {
+            Some(position) => Cursor::resume(position, self.can_replay, LIMITS),
+            None => Cursor::new(self.can_replay, LIMITS),
+        };
+        assert_eq!(self.cursor.position(), position);
+        self.index = index;
+        self.asked = None;
+        self.serving = None;
+        self.wire.clear();
+        self.wire.push_back(Wire::Connected);
     }
 
     fn act(&mut self, input: impl FnOnce(&mut Cursor<Message>, &mut Vec<Action<Message>>)) {
