@@ -1,28 +1,30 @@
-//! The fast index: chains as shared runs of hashes, workers as cuts on them, readers without locks.
+//! The index: chains as shared runs of hashes, workers as cuts on them, readers without locks.
 //!
-//! Equal to the reference in every answer; compiled for its tests only. See `runs.rs` for what a
-//! run is, `shared.rs` for the readers' side and `seqlock.rs` for the protocol between the two.
+//! Equal to the reference in every answer. `runs.rs` says what a run is, `shared.rs` what readers
+//! see of it, `seqlock.rs` is the protocol between the two, `holdings.rs` what a worker holds and
+//! `names_map.rs` what it calls its blocks. No unsafe code.
 
-mod holders;
+mod holdings;
+mod memory;
 mod names_map;
 mod runs;
 mod seqlock;
 mod shared;
 mod side;
-mod words;
+mod sync;
+mod table;
 mod worker;
 
 #[cfg(test)]
 mod tests;
 
-use crate::index::{Applied, Approximate, Event, IndexSettings, Overlap, Removed, Store, Stored};
+use crate::index::{Applied, Approximate, Event, IndexSettings, Overlap, Removed, Stats, Store, Stored};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
-use holders::Holders;
 use runs::Runs;
 use shared::Shared;
-use std::hash::{BuildHasher, RandomState};
+use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use sync::Ordering;
 use worker::{Common, Worker};
 
 /// Events whose memory is fetched together, and names of each.
@@ -34,7 +36,6 @@ pub(crate) struct Index {
     shared: Arc<Shared>,
     common: Common,
     workers: Vec<Option<Box<Worker>>>,
-    seed: u64,
     now_ns: u64,
 }
 
@@ -50,17 +51,15 @@ impl Reader {
     }
 
     pub(crate) fn blocks(&self, slot: Slot) -> u64 {
-        self.shared.blocks.get(u32::from(slot.0))
+        self.shared.held(slot)
     }
 }
 
 impl Index {
     pub(crate) fn new(settings: IndexSettings) -> Self {
         let shared = Arc::new(Shared::new());
-        let runs = Runs::new(Arc::clone(&shared));
-        let common = Common { runs, holders: Holders::default(), settings };
-        let seed = RandomState::new().hash_one(0);
-        Self { shared, common, workers: Vec::new(), seed, now_ns: 0 }
+        let common = Common::new(Runs::new(Arc::clone(&shared)), settings);
+        Self { shared, common, workers: Vec::new(), now_ns: 0 }
     }
 
     pub(crate) fn reader(&self) -> Reader {
@@ -71,16 +70,7 @@ impl Index {
     pub(crate) fn apply(&mut self, events: &[Event<'_>]) -> Applied {
         let mut sum = Applied::default();
         for window in events.chunks(WINDOW) {
-            for event in window {
-                let (slot, names) = match event {
-                    Event::Store(store) => (store.slot, store.blocks),
-                    Event::Remove { slot, blocks, .. } => (*slot, *blocks),
-                    Event::Clear { .. } => continue,
-                };
-                if let Some(Some(worker)) = self.workers.get(usize::from(slot.0)) {
-                    worker.warm(&names[..names.len().min(WINDOW)]);
-                }
-            }
+            self.warm(window);
             for event in window {
                 match event {
                     Event::Store(store) => sum.stored.add(self.store(store)),
@@ -97,6 +87,32 @@ impl Index {
         sum
     }
 
+    /// Lets the cache misses of a window overlap: first those of the names, then those of what
+    /// the names to remove mean.
+    fn warm(&self, window: &[Event<'_>]) {
+        let seed = self.common.settings.seed;
+        for event in window {
+            let (slot, parent, names) = match event {
+                Event::Store(store) => (store.slot, store.parent, store.blocks),
+                Event::Remove { slot, blocks, .. } => (*slot, None, *blocks),
+                Event::Clear { .. } => continue,
+            };
+            if let Some(worker) = self.worker(slot) {
+                let names = names.iter().take(WINDOW).copied();
+                worker.warm_names(names.chain(parent), seed);
+            }
+        }
+        let mut touched = 0;
+        for event in window {
+            if let Event::Remove { slot, blocks, .. } = event
+                && let Some(worker) = self.worker(*slot)
+            {
+                touched ^= worker.warm_runs(&self.common, &blocks[..blocks.len().min(WINDOW)]);
+            }
+        }
+        black_box(touched);
+    }
+
     pub(crate) fn store(&mut self, store: &Store<'_>) -> Stored {
         self.with(store.slot, |worker, all| worker.store(all, store))
     }
@@ -106,7 +122,9 @@ impl Index {
     }
 
     pub(crate) fn clear(&mut self, slot: Slot) {
-        self.with(slot, Worker::clear);
+        if self.worker(slot).is_some() {
+            self.with(slot, Worker::clear);
+        }
     }
 
     pub(crate) fn place(&mut self, slot: Slot, chain: &[BlockHash], now_ns: u64) {
@@ -121,10 +139,25 @@ impl Index {
 
     pub(crate) fn expire(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
-        for slot in 0..u16::try_from(self.workers.len()).unwrap_or(u16::MAX) {
-            let now_ns = self.now_ns;
-            self.with(Slot(slot), |worker, all| worker.expire(all, now_ns));
+        let now_ns = self.now_ns;
+        for worker in self.workers.iter_mut().flatten() {
+            worker.expire(&mut self.common, now_ns);
+            self.shared.publish_held(worker.slot(), worker.blocks());
         }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        Stats { slots: self.workers.iter().flatten().map(|worker| worker.stats()).collect() }
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let workers = self.workers.iter().flatten().map(|worker| worker.bytes());
+        self.common.runs.bytes() + workers.sum::<u64>()
+    }
+
+    fn worker(&self, slot: Slot) -> Option<&Worker> {
+        self.workers.get(usize::from(slot.0))?.as_deref()
     }
 
     /// Does something with a worker and publishes what it holds then.
@@ -133,11 +166,10 @@ impl Index {
         if self.workers.len() <= at {
             self.workers.resize_with(at + 1, || None);
         }
-        let seed = self.seed;
-        let worker = self.workers[at].get_or_insert_with(|| Box::new(Worker::new(slot, seed)));
-        let done = act(worker, &mut self.common);
-        self.shared.publish_blocks(slot, worker.blocks());
+        let worker = self.workers[at].get_or_insert_with(|| Box::new(Worker::new(slot)));
         self.shared.slots.fetch_max(at as u64 + 1, Ordering::Release);
+        let done = act(worker, &mut self.common);
+        self.shared.publish_held(slot, worker.blocks());
         done
     }
 }

@@ -7,6 +7,7 @@
 use crate::hash::{BlockExtra, Space};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
 use crate::reference::Index;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A worker stored blocks.
@@ -104,6 +105,9 @@ pub struct IndexSettings {
     pub placed_per_slot: u64,
     /// How long a placement on a worker with events counts unless an event confirms it.
     pub prediction_ttl_ns: u64,
+    /// Seed under which workers' block names are known. Random unless given, so that nobody can
+    /// choose names that collide; a restored index takes over that of the snapshot.
+    pub seed: u64,
 }
 
 impl Default for IndexSettings {
@@ -112,6 +116,7 @@ impl Default for IndexSettings {
             blocks_per_slot: 1 << 23,
             placed_per_slot: 1 << 20,
             prediction_ttl_ns: 5_000_000_000,
+            seed: RandomState::new().hash_one(0),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) trait Subject {
 }
 
 pub(crate) fn settings() -> IndexSettings {
-    IndexSettings { blocks_per_slot: 40, placed_per_slot: 12, prediction_ttl_ns: 10 }
+    IndexSettings { blocks_per_slot: 40, placed_per_slot: 12, prediction_ttl_ns: 10, seed: 3 }
 }
 
 /// One copy of a block on a worker. The chain hash stands for the prefix: within the few prompts

@@ -1,20 +1,20 @@
 //! The writer's side of the runs: making, extending and freeing them, and finding places.
 //!
-//! Invariant: a run lives while anything refers to it, and its parent run lives as long; so every
-//! block hash has one place, and a block that has a place has its predecessor's place before it.
+//! Invariant: a run lives while a worker covers it or another run goes on from it; so every block
+//! hash has one place, and a block that has a place has its predecessor's place before it.
 
-use super::names_map::MOST_RUNS;
+use super::memory::{Memory, Part, Parts};
 use super::seqlock;
-use super::shared::{Cover, Shared, pack_array, table_word};
-use super::words::{Part, Parts, Words};
+use super::shared::{Array, CUT_BITS, Cover, HEAD, Head, INLINE_COVERS, Shared};
+use super::sync::{AtomicU64, Ordering};
+use super::table::Tables;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-/// Blocks of a run at most, so that offsets and cuts fit 16 bits.
-pub(super) const LONGEST: u32 = u16::MAX as u32;
+/// Blocks of a run at most, so that offsets and cuts fit their bits.
+pub(super) const LONGEST: u32 = (1 << CUT_BITS) - 1;
 
-/// The number of no run.
-const NO_RUN: u32 = u32::MAX;
+/// Highest run number, so that it fits an entry of a names map and a run's parent.
+pub(super) const MOST_RUNS: u32 = (1 << 26) - 2;
 
 /// Where a block is: a run and an offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,50 +23,73 @@ pub(super) struct Place {
     pub(super) offset: u16,
 }
 
+/// Blocks that lie one behind the other in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub(super) run: u32,
+    pub(super) from: u16,
+    pub(super) len: u16,
+}
+
+impl Stretch {
+    pub(super) fn place(self, at: u16) -> Place {
+        Place { run: self.run, offset: self.from + at }
+    }
+}
+
 /// Where a walk along a chain stands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
-    run: u32,
-    /// The offset of the next block, if it is in the same run.
-    next: u32,
+    last: Option<Place>,
     /// The last block was made by this walk, so none after it is known yet.
     fresh: bool,
 }
 
 impl Walk {
     /// Before the first block of a chain.
-    pub(super) const START: Self = Self { run: NO_RUN, next: 0, fresh: false };
+    pub(super) const START: Self = Self { last: None, fresh: false };
 
     /// Behind a block.
     pub(super) fn after(place: Place) -> Self {
-        Self { run: place.run, next: u32::from(place.offset) + 1, fresh: false }
+        Self { last: Some(place), fresh: false }
     }
 }
 
-/// What the writer alone knows of a run.
-#[derive(Debug)]
-struct Meta {
-    first: u64,
-    parent: u32,
-    /// Names, placements and child runs that refer to it.
-    refs: u64,
-    len: u32,
-    hashes: Part,
-    covers: u32,
-    cover: Part,
+/// What a run goes on from, and how many runs go on from it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Family {
+    parent: Option<Place>,
+    children: u32,
+}
+
+/// Children that are counted; a run that ever had as many is never freed.
+const MOST_CHILDREN: u32 = (1 << 22) - 1;
+
+impl Family {
+    fn pack(self) -> u64 {
+        let parent = self.parent.map_or(0, |at| u64::from(at.run + 1) << 16 | u64::from(at.offset));
+        parent << 22 | u64::from(self.children)
+    }
+
+    fn unpack(word: u64) -> Self {
+        let parent = word >> 22;
+        let run = u32::try_from(parent >> 16).ok().and_then(|run| run.checked_sub(1));
+        let offset = u16::try_from(parent & 0xffff).unwrap_or(0);
+        let children = u32::try_from(word & u64::from(MOST_CHILDREN)).unwrap_or(0);
+        Self { parent: run.map(|run| Place { run, offset }), children }
+    }
 }
 
 /// All runs.
 #[derive(Debug)]
 pub(super) struct Runs {
     shared: Arc<Shared>,
-    metas: Vec<Meta>,
-    free: Vec<u32>,
-    headers: Parts,
+    tables: Tables,
     parts: Parts,
-    tables: Parts,
-    table_used: u32,
-    /// Runs that nothing referred to when they were made.
+    heads: Parts,
+    ends: u32,
+    free: Vec<u32>,
+    /// Runs that nobody covered when they were made.
     unclaimed: Vec<u32>,
 }
 
@@ -74,351 +97,396 @@ impl Runs {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             shared,
-            metas: Vec::new(),
-            free: Vec::new(),
-            headers: Parts::default(),
+            tables: Tables::new(),
             parts: Parts::default(),
-            tables: Parts::default(),
-            table_used: 0,
+            heads: Parts::default(),
+            ends: 0,
+            free: Vec::new(),
             unclaimed: Vec::new(),
         }
     }
 
-    /// How many runs there are.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.metas.len() - self.free.len()
+    /// Bytes of memory, that of the readers' side included.
+    pub(super) fn bytes(&self) -> u64 {
+        let shared = self.shared.data.bytes() + self.shared.heads.bytes();
+        shared + self.parts.bytes() + self.heads.bytes() + self.free.capacity() as u64 * 4
     }
 
-    /// Words ever taken for hashes and covers.
-    #[cfg(test)]
-    pub(super) fn words(&self) -> u32 {
-        self.parts.end()
+    fn head(&self, run: u32) -> Option<Head<'_>> {
+        self.shared.head(run)
+    }
+
+    /// Blocks of a run; 0 if it is none.
+    fn len(&self, run: u32) -> u32 {
+        self.head(run).map_or(0, |head| head.hashes().len)
     }
 
     /// The hash of the block at a place.
     pub(super) fn hash(&self, place: Place) -> u64 {
-        let at = self.meta(place.run).map_or(0, |meta| meta.hashes.at + u32::from(place.offset));
-        self.shared.data.get(at)
+        let hashes = self.head(place.run).map(Head::hashes).unwrap_or_default();
+        self.shared.data.get(hashes.part.at + u32::from(place.offset))
     }
 
-    /// The place of the block `hash` that follows `walk`, made if it is not there yet; `None` if
-    /// the memory is used up.
-    pub(super) fn step(&mut self, walk: &mut Walk, hash: u64) -> Option<Place> {
-        let len = self.meta(walk.run).map(|meta| meta.len);
-        let inside = len.filter(|len| walk.next < *len).map(|_| walk.next);
-        if let Some(next) = inside {
-            let place = Place { run: walk.run, offset: u16::try_from(next).ok()? };
-            if self.hash(place) == hash {
-                walk.next += 1;
-                return Some(place);
+    /// The hashes of a run's first blocks.
+    pub(super) fn first_hashes(&self, run: u32, len: u32) -> impl Iterator<Item = u64> {
+        let hashes = self.head(run).map(Head::hashes).unwrap_or_default();
+        let words = self.shared.hashes(hashes).iter().take(len as usize);
+        words.map(|word| word.load(Ordering::Relaxed))
+    }
+
+    /// What a run goes on from.
+    pub(super) fn parent(&self, run: u32) -> Option<Place> {
+        self.family(run).parent
+    }
+
+    fn family(&self, run: u32) -> Family {
+        self.head(run).map(|head| Family::unpack(head.parent())).unwrap_or_default()
+    }
+
+    /// Brings a run's head into the cache.
+    pub(super) fn touch(&self, run: u32) -> u64 {
+        self.shared.first(run)
+    }
+
+    /// The stretch of blocks that follows `walk` and begins `hashes`, made if it is not there yet;
+    /// `None` if the memory is used up. It may be shorter than `hashes`: then ask again.
+    pub(super) fn walk(&mut self, walk: &mut Walk, hashes: &[u64]) -> Option<Stretch> {
+        let first = *hashes.first()?;
+        let last = walk.last.filter(|last| self.len(last.run) > 0);
+        let next = last.map(|last| Place { offset: last.offset + 1, ..last });
+        let known = match next {
+            Some(next) if self.hash_within(next) == Some(first) => Some(next),
+            _ if walk.fresh => None,
+            _ => self.shared.find(first).map(|run| Place { run, offset: 0 }),
+        };
+        let stretch = match known {
+            Some(place) => {
+                let len = self.common(place, hashes);
+                Stretch { run: place.run, from: place.offset, len }
             }
-        }
-        let found = if walk.fresh { None } else { self.shared.find(hash) };
-        if let Some(run) = found {
-            *walk = Walk { run, next: 1, fresh: false };
-            return Some(Place { run, offset: 0 });
-        }
-        let fits = len.is_some_and(|len| walk.next == len && len < LONGEST);
-        let place = if fits { self.append(walk.run, hash)? } else { self.make(walk.run, hash)? };
-        *walk = Walk { fresh: true, ..Walk::after(place) };
-        Some(place)
+            None => self.make(last, hashes)?,
+        };
+        let place = stretch.place(stretch.len - 1);
+        *walk = Walk { last: Some(place), fresh: known.is_none() };
+        Some(stretch)
     }
 
-    pub(super) fn refer(&mut self, run: u32) {
-        if let Some(meta) = self.metas.get_mut(run as usize).filter(|meta| meta.len > 0) {
-            meta.refs += 1;
+    fn hash_within(&self, place: Place) -> Option<u64> {
+        let head = self.head(place.run)?;
+        let word = self.shared.hashes(head.hashes()).get(usize::from(place.offset))?;
+        Some(word.load(Ordering::Relaxed))
+    }
+
+    /// How many of `hashes` a run has from `place` on.
+    fn common(&self, place: Place, hashes: &[u64]) -> u16 {
+        let all = self.head(place.run).map(Head::hashes).unwrap_or_default();
+        let words = self.shared.hashes(all).iter().skip(usize::from(place.offset));
+        let equal = words.zip(hashes).take_while(|(a, b)| a.load(Ordering::Relaxed) == **b).count();
+        u16::try_from(equal).unwrap_or(0)
+    }
+
+    /// Makes blocks that are not there yet, behind `last`: at the end of its run or in a new one.
+    fn make(&mut self, last: Option<Place>, hashes: &[u64]) -> Option<Stretch> {
+        if let Some(last) = last
+            && let from = u32::from(last.offset) + 1
+            && from == self.len(last.run)
+            && from < LONGEST
+        {
+            let hashes = &hashes[..hashes.len().min((LONGEST - from) as usize)];
+            self.append(last.run, from, hashes)?;
+            return stretch(last.run, from, hashes.len());
+        }
+        let hashes = &hashes[..hashes.len().min(LONGEST as usize)];
+        let run = self.begin(last, hashes)?;
+        stretch(run, 0, hashes.len())
+    }
+
+    fn append(&mut self, run: u32, from: u32, hashes: &[u64]) -> Option<()> {
+        let old = self.head(run)?.hashes();
+        let len = from + u32::try_from(hashes.len()).ok()?;
+        let part = self.room(old, len)?;
+        let head = self.head(run)?;
+        seqlock::open(head.count());
+        fill(&self.shared.data, part.at + from, hashes);
+        head.set_hashes(Array { part, len });
+        seqlock::close(head.count());
+        if part != old.part {
+            self.parts.give(old.part);
+        }
+        Some(())
+    }
+
+    fn begin(&mut self, parent: Option<Place>, hashes: &[u64]) -> Option<u32> {
+        let first = *hashes.first()?;
+        self.tables.make_room(&self.shared, &mut self.parts, first)?;
+        let len = u32::try_from(hashes.len()).ok()?;
+        let part = self.parts.take(&self.shared.data, len)?;
+        seqlock::reuse();
+        fill(&self.shared.data, part.at, hashes);
+        let run = self.number()?;
+        let head = self.head(run)?;
+        seqlock::open(head.count());
+        head.set_first(first);
+        head.set_hashes(Array { part, len });
+        head.set_covers(Array::default());
+        head.set_parent(Family { parent, children: 0 }.pack());
+        seqlock::close(head.count());
+        if let Some(parent) = parent {
+            self.set_children(parent.run, |children| (children + 1).min(MOST_CHILDREN));
+        }
+        self.unclaimed.push(run);
+        self.tables.insert(&self.shared, first, run);
+        Some(run)
+    }
+
+    /// The number of a run to be.
+    fn number(&mut self) -> Option<u32> {
+        if let Some(run) = self.free.pop() {
+            return Some(run);
+        }
+        let run = Some(self.ends).filter(|run| *run <= MOST_RUNS)?;
+        let head = self.heads.take(&self.shared.heads, HEAD)?;
+        self.ends = head.at / HEAD + 1;
+        Some(run)
+    }
+
+    fn set_children(&mut self, run: u32, change: impl FnOnce(u32) -> u32) {
+        let family = self.family(run);
+        if let Some(head) = self.head(run) {
+            // Only the writer reads this word.
+            head.set_parent(Family { children: change(family.children), ..family }.pack());
         }
     }
 
-    /// One reference less; a run without any is freed, and its parent likewise.
-    pub(super) fn unrefer(&mut self, run: u32) {
-        let mut run = run;
-        while let Some(meta) = self.metas.get_mut(run as usize).filter(|meta| meta.len > 0) {
-            meta.refs = meta.refs.saturating_sub(1);
-            if meta.refs > 0 {
-                return;
+    /// A part that holds what `old` holds and has room for `len` words: the same if it fits.
+    fn room(&mut self, old: Array, len: u32) -> Option<Part> {
+        if old.part.words() >= len {
+            return Some(old.part);
+        }
+        let part = self.parts.take(&self.shared.data, len)?;
+        seqlock::reuse();
+        copy(self.shared.hashes(old), self.shared.data.slice(part.at, part.words()));
+        Some(part)
+    }
+
+    /// What a worker covers of a run.
+    pub(super) fn cover(&self, run: u32, slot: u16) -> Option<Cover> {
+        let covers = self.shared.covers(self.head(run)?);
+        let at = search(covers, slot).ok()?;
+        covers.get(at).map(|word| Cover::unpack(word.load(Ordering::Relaxed)))
+    }
+
+    /// Sets what a worker covers of a run; says whether there was memory for it.
+    pub(super) fn put_cover(&mut self, run: u32, cover: Cover) -> bool {
+        self.try_put_cover(run, cover).is_some()
+    }
+
+    fn try_put_cover(&mut self, run: u32, cover: Cover) -> Option<()> {
+        let head = self.head(run)?;
+        let covers = self.shared.covers(head);
+        let at = match search(covers, cover.slot) {
+            Ok(at) => {
+                seqlock::open(head.count());
+                covers[at].store(cover.pack(), Ordering::Relaxed);
+                seqlock::close(head.count());
+                return Some(());
             }
-            run = self.discard(run);
+            Err(at) => at,
+        };
+        let old = head.covers();
+        let len = old.len + 1;
+        let part = self.cover_room(run, old, len)?;
+        let head = self.head(run)?;
+        seqlock::open(head.count());
+        head.set_covers(Array { part, len });
+        let words = self.shared.covers(head);
+        for at in (at..old.len as usize).rev() {
+            words[at + 1].store(words[at].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        words[at].store(cover.pack(), Ordering::Relaxed);
+        seqlock::close(head.count());
+        if part != old.part {
+            self.parts.give(old.part);
+        }
+        Some(())
+    }
+
+    /// Where a run's covers find room if there are `len`.
+    fn cover_room(&mut self, run: u32, old: Array, len: u32) -> Option<Part> {
+        if old.part.words() >= len || old.part == Part::NONE && len <= INLINE_COVERS {
+            return Some(old.part);
+        }
+        let part = self.parts.take(&self.shared.data, len)?;
+        seqlock::reuse();
+        let from = self.shared.covers(self.head(run)?);
+        copy(from, self.shared.data.slice(part.at, part.words()));
+        Some(part)
+    }
+
+    /// A worker has nothing of a run any more. A run that nobody has is freed.
+    pub(super) fn drop_cover(&mut self, run: u32, slot: u16) {
+        let Some(head) = self.head(run) else { return };
+        let covers = self.shared.covers(head);
+        let Ok(at) = search(covers, slot) else { return };
+        let old = head.covers();
+        let len = old.len - 1;
+        // Two steps back before covers return to the head, so that they do not go to and fro.
+        let part = if len < INLINE_COVERS { Part::NONE } else { old.part };
+        seqlock::open(head.count());
+        for at in at..len as usize {
+            covers[at].store(covers[at + 1].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        if part != old.part {
+            copy(&covers[..len as usize], head.inline());
+        }
+        head.set_covers(Array { part, len });
+        seqlock::close(head.count());
+        if part != old.part {
+            self.parts.give(old.part);
+        }
+        if len == 0 { self.free_unused(run) } else { self.trim(run) }
+    }
+
+    /// Gives back the end of a run that nobody has and nothing goes on from.
+    pub(super) fn trim(&mut self, run: u32) {
+        let Some(head) = self.head(run).filter(|_| self.family(run).children == 0) else { return };
+        let covers = self.shared.covers(head).iter().map(|word| {
+            let cover = Cover::unpack(word.load(Ordering::Relaxed));
+            // What a worker with exceptions has is not known here.
+            if cover.side { LONGEST } else { u32::from(cover.cuts[0]) }
+        });
+        let (len, old) = (covers.max().unwrap_or(0), head.hashes());
+        if len == 0 || len >= old.len {
+            return;
+        }
+        let small = if len * 2 <= old.part.words() {
+            self.parts.take(&self.shared.data, len)
+        } else {
+            None
+        };
+        let part = small.unwrap_or(old.part);
+        if small.is_some() {
+            seqlock::reuse();
+            copy(self.shared.hashes(old), self.shared.data.slice(part.at, len));
+        }
+        let Some(head) = self.head(run) else { return };
+        seqlock::open(head.count());
+        head.set_hashes(Array { part, len });
+        seqlock::close(head.count());
+        if part != old.part {
+            self.parts.give(old.part);
         }
     }
 
-    /// Frees the runs that were made and then not used after all.
+    /// Frees the runs that were made and then not covered after all.
     pub(super) fn settle(&mut self) {
         while let Some(run) = self.unclaimed.pop() {
-            let unused = |meta: &Meta| meta.refs == 0 && meta.len > 0;
-            if self.meta(run).is_some_and(unused) {
-                let parent = self.discard(run);
-                self.unrefer(parent);
-            }
+            self.free_unused(run);
         }
     }
 
-    /// How far a worker covers a run.
-    pub(super) fn cover(&self, run: u32, slot: u16) -> [u16; 3] {
-        match self.find_cover(run, slot) {
-            Ok(at) => Cover::unpack(self.shared.data.get(at)).cuts,
-            Err(_) => [0; 3],
-        }
-    }
-
-    /// Sets how far a worker covers a run; says whether there was memory for it.
-    pub(super) fn set_cover(&mut self, run: u32, slot: u16, cuts: [u16; 3]) -> bool {
-        let Some(meta) = self.meta(run) else { return false };
-        let (part, count) = (meta.cover, meta.covers);
-        let word = Cover { slot, cuts }.pack();
-        match self.find_cover(run, slot) {
-            Ok(at) if cuts[2] > 0 => self.change(run, |data, _| data.set(at, word)),
-            Ok(at) => {
-                self.change(run, |data, meta| {
-                    for at in at..meta.cover.at + count - 1 {
-                        data.set(at, data.get(at + 1));
-                    }
-                    meta.covers -= 1;
-                });
-                if count == 1 {
-                    self.parts.give(part);
-                    self.change(run, |_, meta| meta.cover = Part::NONE);
-                }
-            }
-            Err(_) if cuts[2] == 0 => {}
-            Err(at) => {
-                let index = at - part.at;
-                let Some(room) = self.room(part, count, count + 1) else { return false };
-                self.change(run, |data, meta| {
-                    for i in (index..count).rev() {
-                        data.set(room.at + i + 1, data.get(room.at + i));
-                    }
-                    data.set(room.at + index, word);
-                    meta.cover = room;
-                    meta.covers += 1;
-                });
-                if room != part {
-                    self.parts.give(part);
-                }
-            }
-        }
-        true
-    }
-
-    fn meta(&self, run: u32) -> Option<&Meta> {
-        self.metas.get(run as usize)
-    }
-
-    /// The address of a worker's cover on a run, or where it would be.
-    fn find_cover(&self, run: u32, slot: u16) -> Result<u32, u32> {
-        let Some(meta) = self.meta(run) else { return Err(0) };
-        let (mut low, mut high) = (meta.cover.at, meta.cover.at + meta.covers);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            let found = Cover::unpack(self.shared.data.get(middle)).slot;
-            match found.cmp(&slot) {
-                std::cmp::Ordering::Less => low = middle + 1,
-                std::cmp::Ordering::Equal => return Ok(middle),
-                std::cmp::Ordering::Greater => high = middle,
-            }
-        }
-        Err(low)
-    }
-
-    /// A part with the `count` first words of `part` and room for `most`: the same if it fits.
-    fn room(&mut self, part: Part, count: u32, most: u32) -> Option<Part> {
-        if part.words() >= most {
-            return Some(part);
-        }
-        let room = self.parts.take(&self.shared.data, most)?;
-        seqlock::reuse();
-        for i in 0..count {
-            self.shared.data.set(room.at + i, self.shared.data.get(part.at + i));
-        }
-        Some(room)
-    }
-
-    /// Changes a run's shared data under its sequence count and publishes its header.
-    fn change(&mut self, run: u32, change: impl FnOnce(&Words, &mut Meta)) {
-        let header = Shared::header_at(run);
-        let headers = self.shared.headers();
-        let (Some(meta), Some(count)) = (self.metas.get_mut(run as usize), headers.word(header))
-        else {
-            return;
-        };
-        seqlock::open(count);
-        change(&self.shared.data, meta);
-        headers.set(header + 1, meta.first);
-        headers.set(header + 2, pack_array(meta.hashes.at, meta.len));
-        headers.set(header + 3, pack_array(meta.cover.at, meta.covers));
-        seqlock::close(count);
-    }
-
-    fn append(&mut self, run: u32, hash: u64) -> Option<Place> {
-        let meta = self.meta(run)?;
-        let (part, len) = (meta.hashes, meta.len);
-        let room = self.room(part, len, len + 1)?;
-        self.change(run, |data, meta| {
-            data.set(room.at + len, hash);
-            meta.hashes = room;
-            meta.len += 1;
-        });
-        if room != part {
-            self.parts.give(part);
-        }
-        Some(Place { run, offset: u16::try_from(len).ok()? })
-    }
-
-    fn make(&mut self, parent: u32, first: u64) -> Option<Place> {
-        if self.metas.len() > MOST_RUNS as usize || !self.table_room() {
-            return None;
-        }
-        let hashes = self.parts.take(&self.shared.data, 1)?;
-        // A chain that contradicts itself may have lost its earlier run on the way.
-        let parent = self.meta(parent).filter(|meta| meta.len > 0).map_or(NO_RUN, |_| parent);
-        let meta = Meta { first, parent, refs: 0, len: 1, hashes, covers: 0, cover: Part::NONE };
-        let run = match self.free.pop() {
-            Some(run) => {
-                self.metas[run as usize] = meta;
-                run
-            }
-            None => {
-                self.headers.take(self.shared.headers(), Shared::HEADER_WORDS)?;
-                self.metas.push(meta);
-                u32::try_from(self.metas.len() - 1).ok()?
-            }
-        };
-        self.change(run, |data, _| data.set(hashes.at, first));
-        self.refer(parent);
-        self.unclaimed.push(run);
-        self.table_insert(first, run);
-        Some(Place { run, offset: 0 })
-    }
-
-    /// Takes a run that nothing refers to out of everything; returns its parent.
-    fn discard(&mut self, run: u32) -> u32 {
-        let Some(meta) = self.meta(run) else { return NO_RUN };
-        let (first, parent, hashes, cover) = (meta.first, meta.parent, meta.hashes, meta.cover);
-        self.table_remove(first, run);
-        self.change(run, |_, meta| {
-            *meta = Meta {
-                first: 0,
-                parent: NO_RUN,
-                refs: 0,
-                len: 0,
-                hashes: Part::NONE,
-                covers: 0,
-                cover: Part::NONE,
-            };
-        });
-        self.parts.give(hashes);
-        self.parts.give(cover);
-        self.free.push(run);
-        parent
-    }
-
-    /// Keeps the table at most three quarters full.
-    fn table_room(&mut self) -> bool {
-        let (_, mask) = self.shared.table_span();
-        let places = u64::from(mask) + 1;
-        if (u64::from(self.table_used) + 1) * 4 <= places * 3 {
-            return true;
-        }
-        let log = (places * 2).max(16).ilog2();
-        // Tables grow past the largest part, so they lie one behind the other.
-        let Some(at) = self.tables.take_run(&self.shared.table, 1_u64 << log) else {
-            return false;
-        };
-        let mask = (1_u32 << log) - 1;
-        for (run, meta) in self.metas.iter().enumerate() {
-            if meta.len > 0
-                && let Ok(run) = u32::try_from(run)
-            {
-                let place = self.free_place(at, mask, meta.first);
-                self.shared.table.set(place, table_word(meta.first, run));
-            }
-        }
-        self.shared.table_at.store(pack_array(at, log), Ordering::Release);
-        true
-    }
-
-    fn free_place(&self, at: u32, mask: u32, first: u64) -> u32 {
-        let mut place = home(first, mask);
-        while self.shared.table.get(at + place) != 0 {
-            place = (place + 1) & mask;
-        }
-        at + place
-    }
-
-    fn table_insert(&mut self, first: u64, run: u32) {
-        let (at, mask) = self.shared.table_span();
-        let place = self.free_place(at, mask, first);
-        self.shared.table.set(place, table_word(first, run));
-        self.table_used += 1;
-    }
-
-    /// Removes a run and moves up those that had to make way for it.
-    fn table_remove(&mut self, first: u64, run: u32) {
-        let (at, mask) = self.shared.table_span();
-        let table = &self.shared.table;
-        let mut hole = home(first, mask);
-        for _ in 0..=mask {
-            let word = table.get(at + hole);
-            if word == 0 {
+    /// Frees a run without covers and children, and its parent likewise.
+    fn free_unused(&mut self, run: u32) {
+        let mut next = Some(run);
+        while let Some(run) = next
+            && let Some(head) = self.head(run)
+        {
+            let (family, hashes, covers) = (self.family(run), head.hashes(), head.covers());
+            if hashes.len == 0 || family.children > 0 {
                 return;
             }
-            if word == table_word(first, run) {
-                break;
+            if covers.len > 0 {
+                return self.trim(run);
             }
-            hole = (hole + 1) & mask;
-        }
-        let mut next = (hole + 1) & mask;
-        loop {
-            let word = table.get(at + next);
-            if word == 0 {
-                break;
-            }
-            let owner = u32::try_from(word & 0xffff_ffff).unwrap_or(0).wrapping_sub(1);
-            let wanted = home(self.meta(owner).map_or(0, |meta| meta.first), mask);
-            // It may move to the hole if that is not before its home.
-            if next.wrapping_sub(wanted) & mask >= next.wrapping_sub(hole) & mask {
-                table.set(at + hole, word);
-                hole = next;
-            }
-            next = (next + 1) & mask;
-        }
-        table.set(at + hole, 0);
-        self.table_used -= 1;
-    }
-
-    /// Panics if a run is not what it should be.
-    #[cfg(test)]
-    pub(super) fn check(&self) {
-        let mut refs = vec![0_u64; self.metas.len()];
-        let mut live = 0;
-        for (run, meta) in self.metas.iter().enumerate() {
-            if meta.len == 0 {
-                continue;
-            }
-            live += 1;
-            assert_eq!(self.shared.find(meta.first), Some(u32::try_from(run).unwrap()));
-            assert!(meta.refs > 0);
-            if meta.parent != NO_RUN {
-                refs[meta.parent as usize] += 1;
-            }
-            let mut last = None;
-            for i in 0..meta.covers {
-                let cover = Cover::unpack(self.shared.data.get(meta.cover.at + i));
-                assert!(last < Some(cover.slot));
-                last = Some(cover.slot);
-                let [a, b, c] = cover.cuts;
-                assert!(a <= b && b <= c && c > 0 && u32::from(c) <= meta.len, "{cover:?}");
+            let first = head.first();
+            self.tables.remove(&self.shared, first, run);
+            let Some(head) = self.head(run) else { return };
+            seqlock::open(head.count());
+            head.set_first(0);
+            head.set_hashes(Array::default());
+            head.set_covers(Array::default());
+            head.set_parent(0);
+            seqlock::close(head.count());
+            self.parts.give(hashes.part);
+            self.parts.give(covers.part);
+            self.free.push(run);
+            let uncounted = |children| if children == MOST_CHILDREN { children } else { children - 1 };
+            next = family.parent.map(|parent| parent.run);
+            if let Some(parent) = next {
+                self.set_children(parent, uncounted);
             }
         }
-        for (meta, children) in self.metas.iter().zip(refs) {
-            assert!(meta.refs >= children);
-        }
-        assert_eq!(live, self.len());
-        assert_eq!(live, self.table_used as usize);
     }
 }
 
-fn home(first: u64, mask: u32) -> u32 {
-    u32::try_from(first & u64::from(mask)).unwrap_or(0)
+fn stretch(run: u32, from: u32, len: usize) -> Option<Stretch> {
+    Some(Stretch { run, from: u16::try_from(from).ok()?, len: u16::try_from(len).ok()? })
+}
+
+fn fill(data: &Memory, at: u32, hashes: &[u64]) {
+    let len = u32::try_from(hashes.len()).unwrap_or(0);
+    for (word, hash) in data.slice(at, len).iter().zip(hashes) {
+        word.store(*hash, Ordering::Relaxed);
+    }
+}
+
+fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
+    for (from, to) in from.iter().zip(to) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Where a worker's cover is, or would be.
+fn search(covers: &[AtomicU64], slot: u16) -> Result<usize, usize> {
+    covers.binary_search_by_key(&slot, |word| Cover::slot_of(word.load(Ordering::Relaxed)))
+}
+
+#[cfg(test)]
+impl Runs {
+    /// How many runs there are.
+    pub(super) fn count(&self) -> usize {
+        self.ends as usize - self.free.len()
+    }
+
+    /// Words ever taken.
+    pub(super) fn words(&self) -> u32 {
+        self.parts.end()
+    }
+
+    /// Panics if a run is not what it should be.
+    pub(super) fn check(&self) {
+        let mut children = vec![0_u32; self.ends as usize];
+        let mut live = 0;
+        for run in 0..self.ends {
+            let head = self.head(run).unwrap();
+            let len = head.hashes().len;
+            if len == 0 {
+                continue;
+            }
+            live += 1;
+            assert_eq!(self.shared.find(head.first()), Some(run));
+            assert_eq!(self.hash(Place { run, offset: 0 }), head.first());
+            let family = self.family(run);
+            assert!(head.covers().len > 0 || family.children > 0);
+            if let Some(parent) = family.parent {
+                children[parent.run as usize] += 1;
+                assert!(u32::from(parent.offset) < self.len(parent.run));
+            }
+            let mut last = None;
+            for word in self.shared.covers(head) {
+                let cover = Cover::unpack(word.load(Ordering::Relaxed));
+                assert!(last < Some(cover.slot));
+                last = Some(cover.slot);
+                let [a, b, c] = cover.cuts;
+                assert!(a <= b && b <= c && u32::from(c) <= len, "{cover:?}");
+                assert!(cover.side || a == c && a > 0);
+            }
+        }
+        for (run, children) in (0..).zip(children) {
+            assert_eq!(self.family(run).children, children);
+        }
+        assert_eq!(live, self.count());
+        assert_eq!(live, self.tables.len() as usize);
+        assert!(self.unclaimed.is_empty());
+    }
 }

@@ -4,7 +4,7 @@
 //! Readers write nothing. No unsafe code: every shared word is an atomic, so a torn view is a
 //! wrong value that [`read`] throws away, never undefined behaviour.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use super::sync::{AtomicU64, Ordering, fence};
 
 /// Tries of a reader before it gives up on data that is being written all the time.
 const TRIES: u32 = 64;

@@ -1,131 +1,199 @@
 //! What the writer publishes and readers walk: runs, who covers them, and the table that finds them.
 //!
-//! A run is a contiguous piece of a chain, as an array of block hashes; the table maps the hash of
-//! its first block to it. Invariant: whatever a reader concludes about a run it has read under the
+//! A run is a contiguous piece of a chain, as an array of block hashes, with a cache line of its
+//! own that leads to it. Invariant: whatever a reader concludes about a run it has read under the
 //! run's sequence count, first hash included; the table and addresses are hints until then.
 
+use super::memory::{Memory, Part};
 use super::seqlock;
-use super::words::Words;
+use super::sync::{AtomicU64, Ordering};
+use super::table::DIRECTORY;
 use crate::index::{Depth, Overlap};
 use crate::names::{BlockHash, Slot};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of a run's header: sequence count, first hash, hashes, cover.
-const HEADER: u32 = 4;
+/// Words of a run's head, which is a cache line.
+pub(super) const HEAD: u32 = 8;
+/// Its words: the sequence count, the first hash, where the hashes and the covers are, what the
+/// writer alone reads, and the first covers.
+const COUNT: usize = 0;
+const FIRST: usize = 1;
+const HASHES: usize = 2;
+const COVERS: usize = 3;
+const PARENT: usize = 4;
+const INLINE: usize = 5;
+/// Covers that fit the head.
+pub(super) const INLINE_COVERS: u32 = HEAD - INLINE as u32;
 
-/// How far a worker covers a run from its start, in one word: the slot, then the blocks per level
-/// (device; device or host; any tier), each at most a run's length.
+/// How far a worker covers a run from its start, in one word: the slot, whether the worker has
+/// exceptions, and the blocks per level (device; device or host; any tier).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cover {
     pub(super) slot: u16,
+    /// Holes, blocks behind holes, or blocks in slower tiers: the worker has a side for the run.
+    pub(super) side: bool,
     pub(super) cuts: [u16; 3],
 }
 
+/// Bits of a cut, and of a run's length.
+pub(super) const CUT_BITS: u32 = 15;
+
 impl Cover {
+    /// The first `cut` blocks on the device.
+    pub(super) fn plain(slot: Slot, cut: u16) -> Self {
+        Self { slot: slot.0, side: false, cuts: [cut; 3] }
+    }
+
     pub(super) fn pack(self) -> u64 {
         let [a, b, c] = self.cuts.map(u64::from);
-        u64::from(self.slot) << 48 | a << 32 | b << 16 | c
+        u64::from(self.slot) << 48
+            | u64::from(self.side) << 47
+            | a << (2 * CUT_BITS)
+            | b << CUT_BITS
+            | c
     }
 
     pub(super) fn unpack(word: u64) -> Self {
-        let part = |shift: u32| u16::try_from(word >> shift & 0xffff).unwrap_or(0);
-        Self { slot: part(48), cuts: [part(32), part(16), part(0)] }
+        let cut = |shift: u32| u16::try_from(word >> shift & ((1 << CUT_BITS) - 1)).unwrap_or(0);
+        Self {
+            slot: Self::slot_of(word),
+            side: word >> 47 & 1 == 1,
+            cuts: [cut(2 * CUT_BITS), cut(CUT_BITS), cut(0)],
+        }
+    }
+
+    pub(super) fn slot_of(word: u64) -> u16 {
+        u16::try_from(word >> 48).unwrap_or(0)
     }
 }
 
-/// Address and length of an array, in one word.
-pub(super) fn pack_array(at: u32, len: u32) -> u64 {
-    u64::from(at) | u64::from(len) << 32
+/// An array in the memory: its part, and how much of it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Array {
+    pub(super) part: Part,
+    pub(super) len: u32,
 }
 
-fn unpack_array(word: u64) -> (u32, u32) {
-    let half = |word: u64| u32::try_from(word & 0xffff_ffff).unwrap_or(0);
-    (half(word), half(word >> 32))
+impl Array {
+    pub(super) fn pack(self) -> u64 {
+        u64::from(self.part.at) | u64::from(self.len) << 32 | u64::from(self.part.class) << 56
+    }
+
+    fn unpack(word: u64) -> Self {
+        let part = |shift: u32, bits: u32| {
+            u32::try_from(word >> shift & ((1 << bits) - 1)).unwrap_or(0)
+        };
+        let class = u8::try_from(word >> 56).unwrap_or(0);
+        Self { part: Part { at: part(0, 32), class }, len: part(32, 24) }
+    }
+}
+
+/// A run's head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head<'a>(&'a [AtomicU64; HEAD as usize]);
+
+impl<'a> Head<'a> {
+    pub(super) fn count(self) -> &'a AtomicU64 {
+        &self.0[COUNT]
+    }
+
+    pub(super) fn first(self) -> u64 {
+        self.0[FIRST].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn hashes(self) -> Array {
+        Array::unpack(self.0[HASHES].load(Ordering::Relaxed))
+    }
+
+    /// The covers; in the head itself if they have no part.
+    pub(super) fn covers(self) -> Array {
+        Array::unpack(self.0[COVERS].load(Ordering::Relaxed))
+    }
+
+    /// What the writer keeps here for itself.
+    pub(super) fn parent(self) -> u64 {
+        self.0[PARENT].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn inline(self) -> &'a [AtomicU64] {
+        &self.0[INLINE..]
+    }
+
+    pub(super) fn set_first(self, first: u64) {
+        self.0[FIRST].store(first, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_hashes(self, hashes: Array) {
+        self.0[HASHES].store(hashes.pack(), Ordering::Relaxed);
+    }
+
+    pub(super) fn set_covers(self, covers: Array) {
+        self.0[COVERS].store(covers.pack(), Ordering::Relaxed);
+    }
+
+    pub(super) fn set_parent(self, parent: u64) {
+        self.0[PARENT].store(parent, Ordering::Relaxed);
+    }
 }
 
 /// Everything that is shared between the writer and its readers.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Run headers, by run number.
-    headers: Words,
-    /// Hash and cover arrays.
-    pub(super) data: Words,
-    /// Places of the table, the current one and its forerunners.
-    pub(super) table: Words,
-    /// Where the current table lies, and the logarithm of its size.
-    pub(super) table_at: AtomicU64,
+    /// Heads of runs, by run number.
+    pub(super) heads: Memory,
+    /// Arrays of hashes and covers, and tables.
+    pub(super) data: Memory,
+    /// Where the tables lie.
+    pub(super) directory: Box<[AtomicU64]>,
     /// Distinct blocks held, by slot.
-    pub(super) blocks: Words,
+    pub(super) blocks: Memory,
     /// One more than the highest slot that ever held anything.
     pub(super) slots: AtomicU64,
-}
-
-/// A table place: the upper half of the first block's hash, and one more than the run's number.
-pub(super) fn table_word(first: u64, run: u32) -> u64 {
-    first & !0xffff_ffff | u64::from(run + 1)
 }
 
 impl Shared {
     pub(super) fn new() -> Self {
         Self {
-            headers: Words::new(),
-            data: Words::new(),
-            table: Words::new(),
-            table_at: AtomicU64::new(pack_array(0, 0)),
-            blocks: Words::new(),
+            heads: Memory::new(),
+            data: Memory::new(),
+            directory: (0..DIRECTORY).map(|_| AtomicU64::new(0)).collect(),
+            blocks: Memory::new(),
             slots: AtomicU64::new(0),
         }
     }
 
-    pub(super) fn publish_blocks(&self, slot: Slot, blocks: u64) {
+    /// Distinct blocks that a worker holds.
+    pub(super) fn held(&self, slot: Slot) -> u64 {
+        self.blocks.get(u32::from(slot.0))
+    }
+
+    pub(super) fn publish_held(&self, slot: Slot, blocks: u64) {
         let at = u32::from(slot.0);
-        if self.blocks.grow(u64::from(at) + 1) {
+        if self.blocks.grow(at + 1) {
             self.blocks.set(at, blocks);
         }
     }
 
-    pub(super) fn headers(&self) -> &Words {
-        &self.headers
+    pub(super) fn head(&self, run: u32) -> Option<Head<'_>> {
+        let words = self.heads.slice(run.checked_mul(HEAD)?, HEAD);
+        words.first_chunk().map(Head)
     }
 
-    /// The address of a run's header, and how many words all headers up to it take.
-    pub(super) fn header_at(run: u32) -> u32 {
-        run.saturating_mul(HEADER)
+    /// The first block of a run, 0 if there is no such run.
+    pub(super) fn first(&self, run: u32) -> u64 {
+        self.head(run).map_or(0, Head::first)
     }
 
-    pub(super) const HEADER_WORDS: u32 = HEADER;
-
-    /// Where the current table begins, and its mask.
-    pub(super) fn table_span(&self) -> (u32, u32) {
-        let (at, log) = unpack_array(self.table_at.load(Ordering::Acquire));
-        (at, (1_u32 << log.min(31)) - 1)
+    pub(super) fn hashes(&self, hashes: Array) -> &[AtomicU64] {
+        self.data.slice(hashes.part.at, hashes.len)
     }
 
-    /// The run that begins with this block.
-    pub(super) fn find(&self, first: u64) -> Option<u32> {
-        let (at, mask) = self.table_span();
-        let start = u32::try_from(first & u64::from(mask)).ok()?;
-        for step in 0..=mask {
-            let word = self.table.get(at + (start.wrapping_add(step) & mask));
-            if word == 0 {
-                return None;
-            }
-            if (word ^ first) >> 32 == 0 {
-                let run = u32::try_from(word & 0xffff_ffff).ok()?.checked_sub(1)?;
-                if self.headers.get(Self::header_at(run) + 1) == first {
-                    return Some(run);
-                }
-            }
+    pub(super) fn covers<'a>(&'a self, head: Head<'a>) -> &'a [AtomicU64] {
+        let covers = head.covers();
+        if covers.part.class == 0 {
+            head.inline().get(..covers.len as usize).unwrap_or_default()
+        } else {
+            self.data.slice(covers.part.at, covers.len)
         }
-        None
-    }
-
-    /// A run's hashes and covers. For readers only a hint unless under the run's count.
-    pub(super) fn arrays(&self, run: u32) -> (&[AtomicU64], &[AtomicU64]) {
-        let header = Self::header_at(run);
-        let (hashes_at, len) = unpack_array(self.headers.get(header + 2));
-        let (covers_at, covers) = unpack_array(self.headers.get(header + 3));
-        (self.data.slice(hashes_at, len), self.data.slice(covers_at, covers))
     }
 
     /// How deep each worker holds `chain`, for all workers in one walk over its runs.
@@ -146,13 +214,12 @@ impl Shared {
 
     /// How many blocks of a run begin `chain`, and who covers the run, as of one moment.
     fn view(&self, run: u32, chain: &[BlockHash], covers: &mut Vec<u64>) -> Option<usize> {
-        let header = Self::header_at(run);
-        let count = self.headers.word(header)?;
-        seqlock::read(count, || {
-            let (hashes, all) = self.arrays(run);
+        let head = self.head(run)?;
+        seqlock::read(head.count(), || {
+            let all = self.covers(head);
             covers.clear();
             covers.extend(all.iter().map(|word| word.load(Ordering::Relaxed)));
-            common(hashes, chain)
+            common(self.hashes(head.hashes()), chain)
         })
     }
 }
@@ -160,6 +227,7 @@ impl Shared {
 /// The length of the common prefix. Hashes are chained: where one is equal, all before it are.
 fn common(hashes: &[AtomicU64], chain: &[BlockHash]) -> usize {
     let most = hashes.len().min(chain.len());
+    let (hashes, chain) = (&hashes[..most], &chain[..most]);
     let equal = |i: usize| hashes[i].load(Ordering::Relaxed) == chain[i].0;
     if most == 0 || !equal(0) {
         return 0;
@@ -191,8 +259,16 @@ fn advance(depths: &mut [Depth], covers: &[u64], from: usize, matched: usize) ->
     let (from, matched) = (narrow(from), narrow(matched));
     let mut through = false;
     for cover in covers {
-        let Cover { slot, cuts } = Cover::unpack(*cover);
+        let Cover { slot, side, cuts } = Cover::unpack(*cover);
         let Some(depth) = depths.get_mut(usize::from(slot)) else { continue };
+        if !side && depth.host == 0 && depth.disk == 0 {
+            // All on the device so far, and all on the device here.
+            if depth.device == from {
+                depth.device += u32::from(cuts[0]).min(matched);
+                through |= depth.device == from + matched;
+            }
+            continue;
+        }
         let mut reach = [depth.device, depth.device + depth.host, depth.total()];
         for (reach, cut) in reach.iter_mut().zip(cuts) {
             if *reach == from {
@@ -229,8 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cover_survives_packing() {
-        let cover = Cover { slot: 65_535, cuts: [1, 40_000, 65_535] };
+    fn covers_and_arrays_survive_packing() {
+        let cover = Cover { slot: 65_535, side: true, cuts: [1, 20_000, 32_767] };
         assert_eq!(Cover::unpack(cover.pack()), cover);
+        let plain = Cover::plain(Slot(7), 32_767);
+        assert_eq!(Cover::unpack(plain.pack()), plain);
+        let array = Array { part: Part { at: u32::MAX, class: 60 }, len: 65_536 };
+        assert_eq!(Array::unpack(array.pack()), array);
     }
 }

@@ -1,10 +1,10 @@
 //! One worker's names and placements, as places in the runs.
 
-use super::holders::Holders;
-use super::names_map::{Copies, Named, NamesMap};
-use super::runs::{Place, Runs, Walk};
+use super::holdings::{Added, Gone, Holdings};
+use super::names_map::{Copies, Key, Named, NamesMap};
+use super::runs::{Place, Runs, Stretch, Walk};
 use crate::hash::BlockExtra;
-use crate::index::{Approximate, IndexSettings, Removed, Store, Stored};
+use crate::index::{Approximate, IndexSettings, Removed, SlotStats, Store, Stored};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
 use crate::reference::Placed;
 use std::collections::HashMap;
@@ -13,31 +13,64 @@ use std::collections::HashMap;
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) runs: Runs,
-    pub(super) holders: Holders,
     pub(super) settings: IndexSettings,
+    /// Room for the hashes of one store.
+    hashes: Vec<u64>,
+}
+
+impl Common {
+    pub(super) fn new(runs: Runs, settings: IndexSettings) -> Self {
+        Self { runs, settings, hashes: Vec::new() }
+    }
+}
+
+/// Counters since the worker's first event.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counters {
+    stored: Stored,
+    removed: Removed,
+    clears: u64,
+    confirmed: u64,
+    expired: u64,
+    evicted: u64,
 }
 
 /// One worker rank.
 #[derive(Debug)]
 pub(super) struct Worker {
     slot: Slot,
-    names: NamesMap,
-    placed: Placed,
+    pub(super) names: NamesMap,
+    holdings: Holdings,
+    pub(super) placed: Placed,
     places: HashMap<BlockHash, Place>,
     approximate: Option<Approximate>,
+    /// Distinct blocks held in any tier.
     blocks: u64,
+    /// Distinct blocks held by name, per tier.
+    tiers: [u64; Tier::COUNT],
+    counters: Counters,
+    /// Places that names meant before, until the store that gave them others is over.
+    released: Vec<(Copies, Place)>,
 }
 
 impl Worker {
-    pub(super) fn new(slot: Slot, seed: u64) -> Self {
+    pub(super) fn new(slot: Slot) -> Self {
         Self {
             slot,
-            names: NamesMap::new(seed),
+            names: NamesMap::default(),
+            holdings: Holdings::new(slot),
             placed: Placed::default(),
             places: HashMap::new(),
             approximate: None,
             blocks: 0,
+            tiers: [0; Tier::COUNT],
+            counters: Counters::default(),
+            released: Vec::new(),
         }
+    }
+
+    pub(super) fn slot(&self) -> Slot {
+        self.slot
     }
 
     /// Distinct blocks held in any tier.
@@ -45,58 +78,127 @@ impl Worker {
         self.blocks
     }
 
-    /// Brings what the next events need into the cache.
-    pub(super) fn warm(&self, names: &[EngineHash]) {
-        self.names.warm(names);
+    pub(super) fn stats(&self) -> SlotStats {
+        SlotStats {
+            slot: self.slot,
+            blocks: self.blocks,
+            tiers: self.tiers,
+            names: self.names.len() as u64,
+            placed: self.placed.len(),
+            stored: self.counters.stored,
+            removed: self.counters.removed,
+            clears: self.counters.clears,
+            confirmed: self.counters.confirmed,
+            expired: self.counters.expired,
+            evicted: self.counters.evicted,
+        }
+    }
+
+    /// Bytes of memory, that of the runs not included.
+    pub(super) fn bytes(&self) -> u64 {
+        let placed = self.placed.len() * 90 + self.places.capacity() as u64 * 24;
+        self.names.bytes() + self.holdings.bytes() + placed
     }
 
     pub(super) fn store(&mut self, all: &mut Common, store: &Store<'_>) -> Stored {
+        let outcome = if store.tokens.is_empty() {
+            self.copy_known(all, store.tier, store.blocks)
+        } else {
+            self.store_chain(all, store)
+        };
+        self.release(all);
+        all.runs.settle();
+        self.counters.stored.add(outcome);
+        outcome
+    }
+
+    fn store_chain(&mut self, all: &mut Common, store: &Store<'_>) -> Stored {
         let count = store.blocks.len() as u64;
-        if store.tokens.is_empty() {
-            return self.copy_known(all, store.tier, store.blocks);
-        }
         let size = store.space.block_size() as usize;
         let fits = size.checked_mul(store.blocks.len()) == Some(store.tokens.len())
             && (store.extra.is_empty() || store.extra.len() == store.blocks.len());
         if !fits {
             return Stored { malformed: count, ..Stored::default() };
         }
-        let (mut walk, mut last) = match store.parent {
+        let seed = all.settings.seed;
+        let parent = store.parent.map(|name| self.names.get(Key::new(name, seed)));
+        let (mut walk, mut last) = match parent {
             None => (Walk::START, store.space.root()),
-            Some(name) => match self.names.get(name) {
-                Some(named) => (Walk::after(named.place), BlockHash(all.runs.hash(named.place))),
-                None => return Stored { orphaned: count, ..Stored::default() },
-            },
+            Some(Some(named)) => {
+                (Walk::after(named.place), BlockHash(all.runs.hash(named.place)))
+            }
+            Some(None) => return Stored { orphaned: count, ..Stored::default() },
         };
-        let mut outcome = Stored::default();
-        for (i, (name, tokens)) in
-            store.blocks.iter().zip(store.tokens.chunks_exact(size)).enumerate()
-        {
+        let mut hashes = std::mem::take(&mut all.hashes);
+        hashes.clear();
+        for (i, tokens) in store.tokens.chunks_exact(size).enumerate() {
             let extra = store.extra.get(i).copied().unwrap_or(BlockExtra::NONE);
             last = store.space.extend(last, tokens, extra);
-            let full = self.names.len() as u64 >= all.settings.blocks_per_slot;
-            let Some(place) = all.runs.step(&mut walk, last.0) else {
-                outcome.refused += count - i as u64;
+            hashes.push(last.0);
+        }
+        let mut outcome = Stored::default();
+        let mut at = 0;
+        while at < hashes.len() {
+            let Some(stretch) = all.runs.walk(&mut walk, &hashes[at..]) else {
+                outcome.refused += (hashes.len() - at) as u64;
                 break;
             };
-            if full && self.names.get(*name).is_none() {
+            let names = &store.blocks[at..at + usize::from(stretch.len)];
+            self.name(all, store.tier, names, stretch, &mut outcome);
+            at += usize::from(stretch.len);
+        }
+        all.hashes = hashes;
+        outcome
+    }
+
+    /// Names a stretch of blocks. What is regular, that is new names for blocks on the device
+    /// behind the worker's cut, moves the cut once.
+    fn name(
+        &mut self,
+        all: &mut Common,
+        tier: Tier,
+        names: &[EngineHash],
+        stretch: Stretch,
+        outcome: &mut Stored,
+    ) {
+        let bound = all.settings.blocks_per_slot;
+        let room = self.names.len() as u64 + names.len() as u64 <= bound;
+        let seed = all.settings.seed;
+        let mut at = 0;
+        if tier == Tier::Device && room && self.placed.len() == 0 {
+            for (name, i) in names.iter().zip(0..) {
+                if self.names.insert(Key::new(*name, seed), stretch.place(i)).is_some() {
+                    break;
+                }
+                at += 1;
+            }
+            let begun = Stretch { len: at, ..stretch };
+            outcome.blocks += u64::from(at);
+            if at > 0 && self.holdings.extend(&mut all.runs, begun) {
+                self.blocks += u64::from(at);
+                self.tiers[0] += u64::from(at);
+            } else {
+                (0..at).for_each(|i| self.hold_named(all, tier, begun.place(i)));
+            }
+        }
+        for (name, i) in names.iter().zip(0..).skip(usize::from(at)) {
+            let key = Key::new(*name, seed);
+            if self.names.len() as u64 >= bound && self.names.get(key).is_none() {
                 outcome.refused += 1;
                 continue;
             }
             outcome.blocks += 1;
-            outcome.renamed += u64::from(self.add(all, *name, last, place, store.tier));
+            outcome.renamed += u64::from(self.add(all, key, stretch.place(i), tier));
         }
-        all.runs.settle();
-        outcome
     }
 
     fn copy_known(&mut self, all: &mut Common, tier: Tier, blocks: &[EngineHash]) -> Stored {
         let mut outcome = Stored::default();
         for name in blocks {
-            match self.names.get(*name) {
+            let key = Key::new(*name, all.settings.seed);
+            match self.names.get(key) {
                 Some(named) => {
-                    let (place, block) = (named.place, BlockHash(all.runs.hash(named.place)));
-                    self.add(all, *name, block, place, tier);
+                    self.add(all, key, named.place, tier);
                     outcome.blocks += 1;
                 }
                 None => outcome.orphaned += 1,
@@ -106,39 +208,42 @@ impl Worker {
     }
 
     /// One more copy of a block; says whether the name meant another block before.
-    fn add(
-        &mut self,
-        all: &mut Common,
-        name: EngineHash,
-        block: BlockHash,
-        place: Place,
-        tier: Tier,
-    ) -> bool {
-        let old = self.names.get(name);
-        let same = old.filter(|old| old.place == place);
-        let renamed = old.filter(|old| old.place != place);
-        if same.is_none() {
-            all.runs.refer(place.run); // before anything is released
+    fn add(&mut self, all: &mut Common, key: Key, place: Place, tier: Tier) -> bool {
+        let old = self.names.get(key);
+        let mut copies = Copies::default();
+        let mut renamed = false;
+        match old {
+            Some(old) if old.place == place => copies = old.copies,
+            Some(old) => {
+                renamed = true;
+                self.released.push((old.copies, old.place));
+            }
+            None => {}
         }
-        if let Some(old) = renamed {
+        copies[tier.index()] = copies[tier.index()].saturating_add(1);
+        self.names.set(key, Named { place, copies });
+        if copies[tier.index()] == 1 {
+            self.hold_named(all, tier, place);
+        }
+        if self.approximate.is_none() && self.placed.len() > 0 {
+            let block = BlockHash(all.runs.hash(place));
+            if self.placed.remove(block) {
+                self.counters.confirmed += 1;
+                self.unplace(all, block);
+            }
+        }
+        renamed
+    }
+
+    /// Gives up what names meant before.
+    fn release(&mut self, all: &mut Common) {
+        while let Some((copies, place)) = self.released.pop() {
             for tier in Tier::ALL {
-                if old.copies[tier.index()] > 0 {
-                    self.give_up(all, tier, old.place);
+                if copies[tier.index()] > 0 {
+                    self.give_up_named(all, tier, place);
                 }
             }
-            all.runs.unrefer(old.place.run);
         }
-        let mut copies = same.map_or(Copies::default(), |same| same.copies);
-        copies[tier.index()] = copies[tier.index()].saturating_add(1);
-        self.names.set(name, Named { place, copies });
-        if copies[tier.index()] == 1 {
-            self.hold(all, tier, place);
-        }
-        let predicted = self.approximate.is_none() && self.placed.len() > 0;
-        if predicted && self.placed.remove(block) {
-            self.unplace(all, block);
-        }
-        renamed.is_some()
     }
 
     pub(super) fn remove(
@@ -149,39 +254,51 @@ impl Worker {
     ) -> Removed {
         let mut outcome = Removed::default();
         for name in blocks {
-            let named = self.names.get(*name);
-            let Some(mut named) = named.filter(|named| named.copies[tier.index()] > 0) else {
-                outcome.unknown += 1;
-                continue;
-            };
-            outcome.blocks += 1;
-            named.copies[tier.index()] -= 1;
-            self.names.set(*name, named);
-            if named.copies[tier.index()] == 0 {
-                self.give_up(all, tier, named.place);
-            }
-            if named.copies == Copies::default() {
-                all.runs.unrefer(named.place.run);
+            match self.take_one(Key::new(*name, all.settings.seed), tier) {
+                Some(named) => {
+                    outcome.blocks += 1;
+                    if named.copies[tier.index()] == 0 {
+                        self.give_up_named(all, tier, named.place);
+                    }
+                }
+                None => outcome.unknown += 1,
             }
         }
+        self.counters.removed.add(outcome);
         outcome
     }
 
+    fn take_one(&mut self, key: Key, tier: Tier) -> Option<Named> {
+        if tier == Tier::Device {
+            return self.names.take_one(key);
+        }
+        let mut named = self.names.get(key)?;
+        let copies = &mut named.copies[tier.index()];
+        *copies = copies.checked_sub(1)?;
+        self.names.set(key, named);
+        Some(named)
+    }
+
     pub(super) fn clear(&mut self, all: &mut Common) {
-        let names = self.names.take();
-        let places = std::mem::take(&mut self.places);
+        self.counters.clears += 1;
+        self.drop_all(all);
+    }
+
+    /// Everything goes, but the counters stay.
+    pub(super) fn drop_all(&mut self, all: &mut Common) {
+        let mut runs: Vec<u32> = self.names.runs().collect();
+        runs.extend(self.places.values().map(|place| place.run));
+        runs.sort_unstable();
+        runs.dedup();
+        for run in runs {
+            self.holdings.drop_run(&mut all.runs, run);
+        }
+        self.holdings.drop_rest();
+        self.names = NamesMap::default();
+        self.places = HashMap::new();
         self.placed = Placed::default();
-        let refs = names.places().chain(places.into_values());
-        let mut refs: Vec<u32> = refs.map(|place| place.run).collect();
-        refs.sort_unstable();
-        for group in refs.chunk_by(|a, b| a == b) {
-            all.holders.drop_run(&mut all.runs, self.slot, group[0]);
-        }
-        all.holders.drop_rest(self.slot);
-        for run in refs {
-            all.runs.unrefer(run);
-        }
         self.blocks = 0;
+        self.tiers = [0; Tier::COUNT];
     }
 
     pub(super) fn set_approximate(&mut self, all: &mut Common, mode: Option<Approximate>) {
@@ -199,24 +316,31 @@ impl Worker {
         let capacity = self.approximate.and_then(|mode| mode.capacity_blocks);
         let bound = capacity.map_or(most, |capacity| capacity.min(most));
         let fitting = usize::try_from(bound).unwrap_or(usize::MAX).min(chain.len());
-        let mut walk = Walk::START;
-        let step = |block: &BlockHash| all.runs.step(&mut walk, block.0);
-        let places: Vec<Place> = chain[..fitting].iter().map_while(step).collect();
-        // Deepest first, so that the end of a prefix is the first of it to make room.
-        for (block, place) in chain.iter().zip(places).rev() {
-            if !self.placed.contains(*block) {
-                let held = all.holders.has(&all.runs, self.slot, Tier::Device, place);
-                if self.approximate.is_none() && held {
+        let hashes: Vec<u64> = chain[..fitting].iter().map(|block| block.0).collect();
+        let (mut walk, mut at) = (Walk::START, 0);
+        while let Some(stretch) = all.runs.walk(&mut walk, &hashes[at..]) {
+            for i in 0..stretch.len {
+                let (block, place) = (chain[at + usize::from(i)], stretch.place(i));
+                if self.places.contains_key(&block) {
                     continue;
                 }
-                all.runs.refer(place.run);
-                self.hold(all, Tier::Device, place);
-                self.places.insert(*block, place);
+                let held = self.holdings.has(&all.runs, Tier::Device, place);
+                if self.approximate.is_some() || !held {
+                    self.hold(all, Tier::Device, place);
+                    self.places.insert(block, place);
+                }
             }
-            self.placed.touch(*block, now_ns);
+            at += usize::from(stretch.len);
+        }
+        // Deepest first, so that the end of a prefix is the first of it to make room.
+        for block in chain[..at].iter().rev() {
+            if self.places.contains_key(block) {
+                self.placed.touch(*block, now_ns);
+            }
         }
         while self.placed.len() > bound {
             self.forget_oldest(all);
+            self.counters.evicted += 1;
         }
         all.runs.settle();
     }
@@ -229,6 +353,7 @@ impl Worker {
         let Some(ttl_ns) = ttl_ns else { return };
         while self.placed.oldest_ns().is_some_and(|at| now_ns.saturating_sub(at) >= ttl_ns) {
             self.forget_oldest(all);
+            self.counters.expired += 1;
         }
     }
 
@@ -240,18 +365,45 @@ impl Worker {
 
     fn unplace(&mut self, all: &mut Common, block: BlockHash) {
         if let Some(place) = self.places.remove(&block) {
-            self.give_up(all, Tier::Device, place);
-            all.runs.unrefer(place.run);
+            let gone = self.holdings.remove(&mut all.runs, Tier::Device, place);
+            self.blocks -= u64::from(gone.last);
         }
     }
 
-    fn hold(&mut self, all: &mut Common, tier: Tier, place: Place) {
-        let first = all.holders.add(&mut all.runs, self.slot, tier, place);
-        self.blocks += u64::from(first);
+    fn hold(&mut self, all: &mut Common, tier: Tier, place: Place) -> Added {
+        let added = self.holdings.add(&mut all.runs, tier, place);
+        self.blocks += u64::from(added.first);
+        added
     }
 
-    fn give_up(&mut self, all: &mut Common, tier: Tier, place: Place) {
-        let last = all.holders.remove(&mut all.runs, self.slot, tier, place);
+    fn hold_named(&mut self, all: &mut Common, tier: Tier, place: Place) {
+        let placed = self.placements(all, tier, place);
+        let added = self.hold(all, tier, place);
+        self.tiers[tier.index()] += u64::from(added.before == placed);
+    }
+
+    fn give_up_named(&mut self, all: &mut Common, tier: Tier, place: Place) {
+        let placed = self.placements(all, tier, place);
+        let Gone { after, last } = self.holdings.remove(&mut all.runs, tier, place);
         self.blocks -= u64::from(last);
+        self.tiers[tier.index()] -= u64::from(after == placed);
+    }
+
+    /// Holders of a block that are no names: one if it is placed.
+    fn placements(&self, all: &Common, tier: Tier, place: Place) -> u32 {
+        let may = tier == Tier::Device && self.placed.len() > 0;
+        u32::from(may && self.places.contains_key(&BlockHash(all.runs.hash(place))))
+    }
+
+    /// Brings the lines of these names into the cache.
+    pub(super) fn warm_names(&self, names: impl Iterator<Item = EngineHash>, seed: u64) {
+        self.names.warm(names.map(|name| Key::new(name, seed)));
+    }
+
+    /// Brings what a removal of these names touches into the cache.
+    pub(super) fn warm_runs(&self, all: &Common, names: &[EngineHash]) -> u64 {
+        let seed = all.settings.seed;
+        let runs = names.iter().filter_map(|name| self.names.get(Key::new(*name, seed)));
+        runs.fold(0, |sum, named| sum ^ all.runs.touch(named.place.run))
     }
 }
