@@ -282,8 +282,9 @@ fn crates_depend_in_one_direction() {
 
 /// The names of all metrics, as `/metrics` shows them.
 fn metrics() -> BTreeSet<String> {
-    let file = File::read(&root().join("crates/serve/src/metrics.rs"));
-    let dense: String = file.text.split_whitespace().collect();
+    let files = ["metrics.rs", "kv_metrics.rs"].map(|name| format!("crates/serve/src/{name}"));
+    let text = files.map(|file| File::read(&root().join(file)).text).concat();
+    let dense: String = text.split_whitespace().collect();
     let mut names = BTreeSet::new();
     for (call, suffix) in [
         ("counter(r,\"", "_total"),

@@ -155,8 +155,12 @@ async fn assert_it_went_well(fleet: &Fleet, requests: usize, local: usize) {
     let went = |path| metrics.count("pointsman_decisions_total", &[("path", path)]);
     assert_eq!((went("local"), went("remote")), (local as u64, (requests - local) as u64));
     assert_eq!(metrics.not_zero("pointsman_leg_failures_total"), [""; 0]);
-    for kind in ["lost", "unplaced", "malformed"] {
+    for kind in ["lost", "malformed"] {
         assert_eq!(metrics.count("pointsman_kv_events_total", &[("kind", kind)]), 0, "{kind}");
+    }
+    for kind in ["orphaned", "unknown", "refused", "renamed", "malformed"] {
+        let blocks = metrics.count("pointsman_kv_event_blocks_total", &[("kind", kind)]);
+        assert_eq!(blocks, 0, "{kind}");
     }
     assert_eq!(metrics.not_zero("pointsman_index_stale"), [""; 0]);
     let status = fleet.router.status().await;

@@ -1,22 +1,24 @@
 //! Following one publisher's KV events: subscribe, keep the order, ask for what was missed, apply.
 //!
 //! Invariants: the cursor decides what is applied, replayed or forgotten; one publisher, however slow,
-//! dead or noisy, costs its own task and a bounded buffer.
+//! dead or noisy, costs its own task, a bounded buffer, and of the writer one window in its turn.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use pointsman_config::{Endpoint, KvStream, SocketMode};
-use pointsman_kv::{Action, ClearCause, Cursor, CursorLimits, Slot, Stamp, Standing};
+use pointsman_kv::{Action, ClearCause, Cursor, CursorLimits, CursorStats, Slot, Stamp, Standing};
 use pointsman_wire::kv_events::Batch;
 use pointsman_wire::zmtp::{Limits, SocketType};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applier, Outcome};
+use crate::apply::{Message, Read, WINDOW_CHANGES, Window};
 use crate::fleet::{Group, Rank};
-use crate::metrics::{ByWorker, KvEvent};
+use crate::kv_metrics::Tally;
+use crate::mark::Mark;
+use crate::metrics::ByWorker;
 use crate::router::{Router, labels};
 use crate::zmq::{Listener, Socket, ZmqError};
 
@@ -88,20 +90,7 @@ pub(crate) async fn follow(
     stream: KvStream,
     stop: CancellationToken,
 ) {
-    let limits = CursorLimits::default();
-    let follower = Follower {
-        cursor: Cursor::new(stream.replay.is_some(), limits),
-        applier: Applier::new(Slot(rank.slot.0), group.hasher),
-        labels: labels(&group, &rank),
-        replay: None,
-        resync_at: None,
-        resync_pause: FIRST_RESYNC,
-        actions: Vec::new(),
-        router,
-        group,
-        rank,
-        stream,
-    };
+    let follower = Follower::new(router, group, rank, stream);
     tokio::select! {
         () = stop.cancelled() => {}
         () = follower.run() => {}
@@ -114,8 +103,14 @@ struct Follower {
     rank: Rank,
     stream: KvStream,
     cursor: Cursor<Bytes>,
-    applier: Applier,
+    window: Window,
+    /// The index has been changed, and the rank's mark not been set, since all was done that the
+    /// cursor wanted.
+    behind: bool,
     labels: ByWorker,
+    tally: Tally,
+    /// What of the cursor's counters is in the metrics.
+    counted: CursorStats,
     replay: Option<Replay>,
     /// When lost events are asked for again.
     resync_at: Option<Instant>,
@@ -139,15 +134,42 @@ enum Heard {
 }
 
 impl Follower {
+    fn new(router: Arc<Router>, group: Arc<Group>, rank: Rank, stream: KvStream) -> Follower {
+        let (limits, can_replay) = (CursorLimits::default(), stream.replay.is_some());
+        let labels = labels(&group, &rank);
+        let mark = rank.worker.take_restored(rank.slot).unwrap_or_default();
+        Follower {
+            cursor: match mark.position {
+                Some(position) => Cursor::resume(position, can_replay, limits),
+                None => Cursor::new(can_replay, limits),
+            },
+            window: Window::new(Slot(rank.slot.0), group.hasher, mark.groups),
+            behind: true,
+            tally: Tally::new(&labels),
+            labels,
+            counted: CursorStats::default(),
+            replay: None,
+            resync_at: None,
+            resync_pause: FIRST_RESYNC,
+            actions: Vec::new(),
+            router,
+            group,
+            rank,
+            stream,
+        }
+    }
+
     async fn run(mut self) {
         let mut pause = FIRST_PAUSE;
+        // Another router may ask for what is known before the publisher has been reached.
+        self.write(true).await;
         let listener = self.listen().await;
         loop {
             match self.open(listener.as_ref()).await {
                 Ok(socket) => {
                     pause = FIRST_PAUSE;
                     self.cursor.connected(&mut self.actions);
-                    self.perform();
+                    self.perform().await;
                     let error = self.hear(socket).await;
                     self.rank.worker.set_stale(self.rank.slot, true);
                     self.rank.worker.look_again.notify_one();
@@ -226,8 +248,22 @@ impl Follower {
                     self.cursor.resync(&mut self.actions);
                 }
                 Heard::Live(Err(error)) => return error,
-                Heard::Live(Ok(frames)) => self.live(&frames),
-                Heard::Replayed(Ok(frames)) => self.replayed(&frames),
+                Heard::Live(Ok(frames)) => {
+                    self.live(&frames);
+                    // What has come together is applied together.
+                    while self.actions.len() < WINDOW_CHANGES {
+                        let Some(frames) = live.buffered() else { break };
+                        self.live(&frames);
+                    }
+                }
+                Heard::Replayed(Ok(frames)) => {
+                    self.replayed(&frames);
+                    while self.actions.len() < WINDOW_CHANGES && !self.asks_again() {
+                        let replay = self.replay.as_mut();
+                        let Some(frames) = replay.and_then(Replay::buffered) else { break };
+                        self.replayed(&frames);
+                    }
+                }
                 Heard::Replayed(Err(error)) => {
                     tracing::warn!(
                         model = self.labels.model,
@@ -239,8 +275,13 @@ impl Follower {
                     self.cursor.replay_failed(&mut self.actions);
                 }
             }
-            self.perform();
+            self.perform().await;
         }
+    }
+
+    /// Whether the replay under way is void because the cursor wants another one.
+    fn asks_again(&self) -> bool {
+        self.actions.iter().any(|action| matches!(action, Action::Replay { .. }))
     }
 
     fn live(&mut self, frames: &[Bytes]) {
@@ -270,21 +311,22 @@ impl Follower {
     }
 
     /// Does what the cursor wants done.
-    fn perform(&mut self) {
+    async fn perform(&mut self) {
         // What is applied may lead to further actions, in order behind those that are there.
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 match action {
-                    Action::Apply { message, epoch } => self.apply(&message, epoch),
+                    Action::Apply { message, epoch } => self.apply(&message, epoch).await,
                     Action::Replay { from } => {
-                        self.count("replay", 1);
                         let until = Instant::now() + REPLAY_WAIT;
                         self.replay = Some(Replay { socket: None, from, until });
                     }
-                    Action::Clear(cause) => self.forget(cause),
+                    Action::Clear(cause) => self.forget(cause).await,
                 }
             }
         }
+        self.write(true).await;
+        self.count_stream();
         match self.cursor.standing() {
             // Not known before the replay is over.
             Standing::CatchingUp => {}
@@ -301,15 +343,26 @@ impl Follower {
         }
     }
 
-    fn forget(&mut self, cause: ClearCause) {
-        self.applier = Applier::new(Slot(self.rank.slot.0), self.group.hasher);
-        self.group.writer().clear(Slot(self.rank.slot.0));
-        let (kind, what) = match cause {
-            ClearCause::Restart => ("restart", "the publisher of KV events started anew"),
-            ClearCause::Lost => ("lost", "KV events are lost"),
-            ClearCause::Resync => ("resync", "KV events are read again from the oldest"),
+    async fn forget(&mut self, cause: ClearCause) {
+        self.window.reset();
+        self.behind = true;
+        {
+            let _turn = self.group.turn().await;
+            let mut writer = self.group.writer();
+            if self.rank.worker.gone.is_cancelled() {
+                return;
+            }
+            writer.clear(Slot(self.rank.slot.0));
+            self.rank.worker.set_mark(self.rank.slot, None);
+        }
+        let what = match cause {
+            ClearCause::Restart => "the publisher of KV events started anew",
+            ClearCause::Lost => "KV events are lost",
+            ClearCause::Resync => {
+                self.count("resync", 1);
+                "KV events are read again from the oldest"
+            }
         };
-        self.count(kind, 1);
         let ByWorker { model, worker, .. } = &self.labels;
         let then = "the worker's cache counts as empty until events say otherwise";
         if self.rank.worker.is_stale(self.rank.slot) {
@@ -320,25 +373,31 @@ impl Follower {
         }
     }
 
-    fn apply(&mut self, payload: &Bytes, epoch: u32) {
-        if self.rank.worker.gone.is_cancelled() {
-            return;
-        }
-        let applied = self.applier.apply(payload, &mut self.group.writer());
-        let nothing_read = Outcome { malformed: 1, unreadable: 1, ..Outcome::default() };
-        let outcome = applied.unwrap_or(nothing_read);
-        if outcome.cleared > 0 {
+    /// Reads a message, and applies of it what does not fit into the window with what was read before.
+    async fn apply(&mut self, payload: &Bytes, epoch: u32) {
+        let read = match Message::new(payload) {
+            Ok(mut message) => {
+                if self.window.is_short_of(message.len()) {
+                    self.write(false).await;
+                }
+                while !self.window.fill(&mut message) {
+                    self.write(false).await;
+                }
+                message.read
+            }
+            Err(_) => Read { malformed: 1, unreadable: 1, ..Read::default() },
+        };
+        if read.cleared > 0 {
             self.cursor.all_cleared(epoch);
         }
-        if outcome.unreadable > 0 {
+        if read.unreadable > 0 {
             self.cursor.unreadable(epoch, &mut self.actions);
         }
-        let Outcome { stored, removed, cleared, unplaced, skipped, malformed, .. } = outcome;
+        let Read { stored, removed, cleared, skipped, malformed, .. } = read;
         for (kind, count) in [
             ("stored", stored),
             ("removed", removed),
             ("cleared", cleared),
-            ("unplaced", unplaced),
             ("skipped", skipped),
             ("malformed", malformed),
         ] {
@@ -346,15 +405,65 @@ impl Follower {
         }
         let lag = now_ns().saturating_sub(sent_ns(payload));
         let lag = Duration::from_nanos(lag).as_secs_f64();
-        self.router.metrics.kv_event_lag_seconds.get_or_create(&self.labels).set(lag);
+        self.router.metrics.kv.lag_seconds.get_or_create(&self.labels).set(lag);
     }
 
-    fn count(&self, kind: &'static str, count: u64) {
-        if count > 0 {
-            let ByWorker { model, worker, .. } = self.labels.clone();
-            let labels = KvEvent { model, worker, kind };
-            self.router.metrics.kv_events.get_or_create(&labels).inc_by(count);
+    /// Applies what has been read when it is this rank's turn. `done`: that is all that the cursor
+    /// wanted done, so that the index holds what it says.
+    async fn write(&mut self, done: bool) {
+        if self.window.is_empty() && !(done && self.behind) {
+            return;
         }
+        let applied = {
+            let _turn = self.group.turn().await;
+            let mut writer = self.group.writer();
+            if self.rank.worker.gone.is_cancelled() {
+                // Another worker may have its slot by now.
+                self.window.reset();
+                return;
+            }
+            let applied = self.window.apply(&mut writer);
+            let mark = Mark { position: self.cursor.position(), groups: self.window.groups() };
+            self.rank.worker.set_mark(self.rank.slot, done.then_some(mark));
+            applied
+        };
+        self.behind = !done;
+        let (stored, removed) = (applied.stored, applied.removed);
+        for (kind, count) in [
+            ("stored", stored.blocks),
+            ("orphaned", stored.orphaned),
+            ("malformed", stored.malformed),
+            ("renamed", stored.renamed),
+            ("refused", stored.refused),
+            ("removed", removed.blocks),
+            ("unknown", removed.unknown),
+        ] {
+            self.tally.blocks(&self.router.metrics.kv, kind, count);
+        }
+        // However much there is to read, others are heard between two windows.
+        tokio::task::yield_now().await;
+    }
+
+    /// Puts what the cursor has counted into the metrics.
+    fn count_stream(&mut self) {
+        let (stats, before) = (self.cursor.stats(), self.counted);
+        self.counted = stats;
+        let dropped = |stats: &CursorStats| stats.held_dropped + stats.stragglers;
+        for (kind, count) in [
+            ("repeated", stats.repeated - before.repeated),
+            ("gap", stats.gaps - before.gaps),
+            ("replay", stats.replays - before.replays),
+            ("replay_failed", stats.replays_failed - before.replays_failed),
+            ("dropped", dropped(&stats) - dropped(&before)),
+            ("restart", stats.restarts - before.restarts),
+            ("lost", stats.losses - before.losses),
+        ] {
+            self.count(kind, count);
+        }
+    }
+
+    fn count(&mut self, kind: &'static str, count: u64) {
+        self.tally.events(&self.router.metrics.kv, kind, count);
     }
 }
 
@@ -379,6 +488,11 @@ impl Replay {
         self.until = Instant::now() + REPLAY_WAIT;
         Ok(message)
     }
+
+    /// A replayed message that has come already.
+    fn buffered(&mut self) -> Option<Vec<Bytes>> {
+        self.socket.as_mut()?.buffered()
+    }
 }
 
 /// Waits for a moment, or for ever.
@@ -395,7 +509,7 @@ fn sequence(frame: &Bytes) -> Option<u64> {
 
 fn sent_ns(payload: &[u8]) -> u64 {
     // Saturates; NaN is 0, which means unknown.
-    Batch::decode(payload).map_or(0, |batch| (batch.timestamp * 1e9) as u64)
+    Batch::timestamp_of(payload).map_or(0, |seconds| (seconds * 1e9) as u64)
 }
 
 fn now_ns() -> u64 {
@@ -404,18 +518,4 @@ fn now_ns() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wildcard_is_the_engines_own_host() {
-        let tcp = |host: &str, port| Some(Endpoint::Tcp { host: host.to_owned(), port });
-        assert_eq!(endpoint_at("tcp://*:5557", "10.0.0.7"), tcp("10.0.0.7", 5557));
-        assert_eq!(endpoint_at("tcp://[::]:5557", "[::1]"), tcp("::1", 5557));
-        assert_eq!(endpoint_at("tcp://host:1", "10.0.0.7"), tcp("host", 1));
-        assert_eq!(endpoint_at("ipc:///run/kv", "h"), Some(Endpoint::Ipc("/run/kv".into())));
-        for bad in ["tcp://host", "tcp://host:x", "inproc://a", ""] {
-            assert_eq!(endpoint_at(bad, "h"), None, "{bad}");
-        }
-    }
-}
+mod tests;

@@ -19,6 +19,7 @@ use pointsman_wire::dialect::{Dialect, Vllm};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::mark::Marks;
 use crate::prompt::Tokenizer;
 
 /// Tokens of a KV block where neither the configuration nor the engine has said: vLLM's default.
@@ -56,6 +57,7 @@ pub(crate) struct Worker {
     pub(crate) seen: AtomicBool,
     /// By rank: the KV events have a gap that could not be filled.
     stale: Box<[AtomicBool]>,
+    pub(crate) marks: Marks,
     authorization: Option<HeaderValue>,
 }
 
@@ -83,6 +85,7 @@ impl Worker {
         };
         Worker {
             stale: slots.iter().map(|_| AtomicBool::new(false)).collect(),
+            marks: Marks::new(slots.len()),
             settings,
             slots,
             learned: ArcSwap::from_pointee(learned),
@@ -226,6 +229,8 @@ pub(crate) struct Group {
     clock: Clock,
     brain: Mutex<Brain>,
     writer: Mutex<kv::Writer>,
+    /// Taken for one window of events, in the order of asking.
+    turns: tokio::sync::Mutex<()>,
     /// Taken by whoever changes the roster, so that changes do not overwrite each other.
     changes: Mutex<()>,
 }
@@ -278,6 +283,7 @@ impl Group {
             clock,
             brain: Mutex::new(brain),
             writer: Mutex::new(writer),
+            turns: tokio::sync::Mutex::new(()),
             changes: Mutex::new(()),
         }
     }
@@ -291,7 +297,13 @@ impl Group {
         self.brain.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The index's writer, for one event or placement.
+    /// The turn of somebody who has much to write: first come, first served, so that no publisher
+    /// keeps others away. For one window of events, or one slot of a snapshot.
+    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turns.lock().await
+    }
+
+    /// The index's writer, for one window of events or one placement.
     pub(crate) fn writer(&self) -> MutexGuard<'_, kv::Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }

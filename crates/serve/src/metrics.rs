@@ -15,6 +15,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::sync::atomic::AtomicU64;
 
+use crate::kv_metrics::KvMetrics;
+
 /// Declares a label set: a struct whose fields are the labels.
 macro_rules! labels {
     ($name:ident { $($field:ident: $kind:ty),+ }) => {
@@ -33,24 +35,7 @@ labels!(ByLeg { leg: &'static str });
 labels!(ByModel { model: String });
 labels!(Answer { model: String, endpoint: &'static str, status: u16 });
 labels!(ByWorker { model: String, worker: String, rank: u32 });
-labels!(KvEvent { model: String, worker: String, kind: &'static str });
-
-/// What can become of KV events and their stream.
-const KV_EVENT_KINDS: [&str; 11] = [
-    "cleared",
-    "disconnected",
-    "lost",
-    "malformed",
-    "removed",
-    "replay",
-    "restart",
-    "resync",
-    "skipped",
-    "stored",
-    "unplaced",
-];
-
-type Float = Gauge<f64, AtomicU64>;
+pub(crate) type Float = Gauge<f64, AtomicU64>;
 
 /// Every metric that moves as things happen.
 pub(crate) struct Metrics {
@@ -68,8 +53,7 @@ pub(crate) struct Metrics {
     pub(crate) leg_seconds: Family<ByLeg, Histogram>,
     pub(crate) requests_in_flight: Family<ByModel, Gauge>,
     pub(crate) requests_refused: Family<Signal, Counter>,
-    pub(crate) kv_events: Family<KvEvent, Counter>,
-    pub(crate) kv_event_lag_seconds: Family<ByWorker, Float>,
+    pub(crate) kv: KvMetrics,
     workers: WorkerGauges,
 }
 
@@ -180,12 +164,7 @@ impl Metrics {
             leg_seconds: histogram(r, "leg_seconds", "From sending a leg to its end", seconds),
             requests_in_flight: gauge(r, "requests_in_flight", "Requests in the router"),
             requests_refused: counter(r, "requests_refused", "Requests refused by a limit"),
-            kv_events: counter(r, "kv_events", "KV events by what became of them"),
-            kv_event_lag_seconds: float(
-                r,
-                "kv_event_lag_seconds",
-                "Age of the latest KV event when it was applied",
-            ),
+            kv: KvMetrics::new(r),
             workers,
             registry,
         }
@@ -215,15 +194,7 @@ impl Metrics {
 
     /// Drops the series of a worker that went: names may come and go without end.
     pub(crate) fn forget(&self, model: &str, worker: &str, ranks: u32) {
-        let (model, worker) = (model.to_owned(), worker.to_owned());
-        for kind in KV_EVENT_KINDS {
-            let labels = KvEvent { model: model.clone(), worker: worker.clone(), kind };
-            self.kv_events.remove(&labels);
-        }
-        for rank in 0..ranks {
-            let labels = ByWorker { model: model.clone(), worker: worker.clone(), rank };
-            self.kv_event_lag_seconds.remove(&labels);
-        }
+        self.kv.forget(model, worker, ranks);
     }
 
     /// Counts how long a leg took.
@@ -276,7 +247,7 @@ where
     family.get_or_create(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
 }
 
-trait Labels:
+pub(crate) trait Labels:
     Clone + std::hash::Hash + Eq + EncodeLabelSet + std::fmt::Debug + Send + Sync + 'static
 {
 }
@@ -285,7 +256,7 @@ impl<T> Labels for T where
 {
 }
 
-fn counter<L: Labels>(r: &mut Registry, name: &str, help: &str) -> Family<L, Counter> {
+pub(crate) fn counter<L: Labels>(r: &mut Registry, name: &str, help: &str) -> Family<L, Counter> {
     let family = Family::default();
     r.register(name, help, family.clone());
     family
@@ -297,7 +268,7 @@ fn gauge<L: Labels>(r: &mut Registry, name: &str, help: &str) -> Family<L, Gauge
     family
 }
 
-fn float<L: Labels>(r: &mut Registry, name: &str, help: &str) -> Family<L, Float> {
+pub(crate) fn float<L: Labels>(r: &mut Registry, name: &str, help: &str) -> Family<L, Float> {
     let family = Family::default();
     r.register(name, help, family.clone());
     family

@@ -85,6 +85,17 @@ impl Socket {
         }
     }
 
+    /// The next whole message if it has come already. What is wrong with the connection is for `next`
+    /// to say.
+    pub(crate) fn buffered(&mut self) -> Option<Vec<Bytes>> {
+        while let Ok(Some(event)) = self.codec.poll() {
+            if let Event::Message(frames) = event {
+                return Some(frames);
+            }
+        }
+        None
+    }
+
     async fn flush(&mut self) -> Result<(), ZmqError> {
         let output = self.codec.take_output();
         if !output.is_empty() {
