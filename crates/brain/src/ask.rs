@@ -2,6 +2,7 @@
 
 use crate::fleet::{Held, Path};
 use crate::ladder::Ladder;
+use crate::slo::Slo;
 
 /// One request that wants a plan. Build it with [`Ask::new`] and set what differs.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,8 @@ pub struct Ask<'a> {
     pub disaggregable: bool,
     /// The session that the request belongs to.
     pub session: Option<u64>,
+    /// What the request is to be served within, where it says so.
+    pub slo: Slo,
     /// The path that the client asked for; ignored unless the settings allow it.
     pub wish: Option<Path>,
     /// What has been tried for this request so far.
@@ -43,6 +46,7 @@ impl<'a> Ask<'a> {
             sequences: 1,
             disaggregable: true,
             session: None,
+            slo: Slo::default(),
             wish: None,
             tries,
             eligible: None,

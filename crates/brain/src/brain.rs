@@ -6,11 +6,12 @@ use crate::ask::Ask;
 use crate::candidates::{Slate, kv_demand};
 use crate::decision::{Decision, NoPath};
 use crate::field::Draws;
-use crate::fleet::{Fleet, Reading, Slot, Worker, WorkerSpec};
+use crate::fleet::{Fleet, Reading, Role, Slot, Worker, WorkerSpec};
 use crate::health::{HealthChange, HealthEvent};
 use crate::ledger::{BookingId, End, Entry, Ledger, Settled};
 use crate::never_fires::never_fires;
 use crate::plan::{Plan, Scene, plan};
+use crate::predict::{Booked, Calibration, FirstToken, Learned, NotRestored, Predictor};
 use crate::random::Random;
 use crate::readiness::{Readiness, readiness};
 use crate::record::{Record, WorkerView};
@@ -25,6 +26,7 @@ pub struct Brain {
     fleet: Fleet,
     ledger: Ledger,
     sessions: Sessions,
+    predictor: Predictor,
     random: Random,
     slate: Slate,
 }
@@ -36,6 +38,7 @@ impl Brain {
             fleet: Fleet::default(),
             ledger: Ledger::default(),
             sessions: Sessions::new(settings.max_sessions),
+            predictor: Predictor::new(settings.profile),
             random: Random::new(settings.seed),
             slate: Slate::default(),
             settings,
@@ -52,12 +55,14 @@ impl Brain {
     pub fn add(&mut self, slot: Slot, spec: WorkerSpec, _now: Time) {
         self.remove(slot);
         self.fleet.add(slot, spec);
+        self.predictor.place(slot, spec.role, spec.max_num_batched_tokens);
     }
 
     /// Replaces what is known of a worker; its load, health and readings stay.
     pub fn update(&mut self, slot: Slot, spec: WorkerSpec) {
         if let Some(worker) = self.fleet.get_mut(slot) {
             worker.spec = spec;
+            self.predictor.place(slot, spec.role, spec.max_num_batched_tokens);
         }
     }
 
@@ -65,6 +70,7 @@ impl Brain {
     pub fn remove(&mut self, slot: Slot) {
         self.fleet.remove(slot);
         self.ledger.reset(slot);
+        self.predictor.forget(slot);
         self.sessions.forget(slot);
     }
 
@@ -85,9 +91,10 @@ impl Brain {
     }
 
     /// Takes note of what an engine reported.
-    pub fn reading(&mut self, slot: Slot, reading: Reading, _now: Time) {
+    pub fn reading(&mut self, slot: Slot, reading: Reading, now: Time) {
         if let Some(worker) = self.fleet.get_mut(slot) {
             worker.reading.merge(reading);
+            self.predictor.read(slot, &reading, now);
         }
     }
 
@@ -112,24 +119,29 @@ impl Brain {
     }
 
     /// The prefill leg of a remote path was answered: releases what it held on the prefill worker.
-    pub fn prefill_done(&mut self, booking: BookingId, _now: Time) {
+    pub fn prefill_done(&mut self, booking: BookingId, now: Time) {
         self.ledger.prefill_done(booking);
+        self.predictor.prefill_done(booking, now);
     }
 
-    /// The first token was streamed: releases the prefill part on whichever worker computed.
-    pub fn first_token(&mut self, booking: BookingId, _now: Time) {
+    /// The first token was streamed: releases the prefill part on whichever worker computed. Answers
+    /// what TTFT was predicted and what it was, the first time.
+    pub fn first_token(&mut self, booking: BookingId, now: Time) -> Option<FirstToken> {
         self.ledger.first_token(booking);
+        self.predictor.first_token(booking, now)
     }
 
     /// Each sequence has `generated_tokens` tokens so far: books more KV blocks if those booked do
-    /// not cover them.
-    pub fn progress(&mut self, booking: BookingId, generated_tokens: u32, _now: Time) {
+    /// not cover them. Told often, the cost model learns more; told last, it knows the output length.
+    pub fn progress(&mut self, booking: BookingId, generated_tokens: u32, now: Time) {
         self.ledger.progress(booking, generated_tokens);
+        self.predictor.progress(booking, generated_tokens, now);
     }
 
     /// Releases everything that is still booked. `None`, and nothing done, the second time.
     pub fn settle(&mut self, booking: BookingId, end: End, now: Time) -> Option<Settled> {
         let settled = self.ledger.settle(booking, end, now)?;
+        self.predictor.settle(booking, end, now);
         for slot in settled.prefill.into_iter().chain([settled.decode]) {
             if let Some(worker) = self.fleet.get_mut(slot) {
                 worker.health = worker.health.over(booking, now);
@@ -158,6 +170,25 @@ impl Brain {
         never_fires(&self.settings, &self.fleet)
     }
 
+    /// What the cost model has learned.
+    pub fn calibration(&self, now: Time) -> Calibration {
+        let has = |role| self.fleet.iter().any(|(_, worker)| worker.spec.role == role);
+        self.predictor.calibration(has(Role::Prefill) && has(Role::Decode), now)
+    }
+
+    /// What the cost model has learned, to be kept over a restart.
+    pub fn learned(&self) -> Learned {
+        self.predictor.learned()
+    }
+
+    /// Takes over what was learned before a restart.
+    ///
+    /// # Errors
+    /// It is of another version or for other constants, or broken; nothing has changed then.
+    pub fn restore(&mut self, learned: &Learned) -> Result<(), NotRestored> {
+        self.predictor.restore(learned)
+    }
+
     /// Every worker, by slot.
     pub fn workers(&self) -> impl Iterator<Item = WorkerView> {
         let view =
@@ -176,6 +207,7 @@ impl Brain {
         Scene {
             settings: &self.settings,
             fleet: &self.fleet,
+            predictor: &self.predictor,
             ask,
             candidates: slate.all(),
             session: session.and_then(|session| self.sessions.last(session)),
@@ -195,6 +227,7 @@ impl Brain {
             kv: kv_demand(decode, plan.decode.block_size, &self.settings, ask),
         };
         let booking = self.ledger.book(&entry, now);
+        let (ttft_seconds, itl_seconds) = self.follow(booking, plan, ask, now);
         for slot in prefill.filter(|_| !plan.prefilled).into_iter().chain([decode]) {
             if let Some(worker) = self.fleet.get_mut(slot) {
                 worker.health = worker.health.sent(booking);
@@ -217,6 +250,28 @@ impl Brain {
             vetoes: plan.vetoes,
             fallbacks: plan.fallbacks,
             shadows: plan.shadows,
+            ttft_seconds,
+            itl_seconds,
+            scores: plan.scores,
         }
+    }
+
+    /// Lets the cost model follow a plan; the TTFT and ITL that it predicts for it.
+    fn follow(&mut self, booking: BookingId, plan: &Plan, ask: &Ask<'_>, now: Time) -> (f64, f64) {
+        let forecast = self.predictor.forecast(plan, ask, now);
+        let computes = plan.prefill.unwrap_or(plan.decode);
+        let booked = Booked {
+            prefill: plan.prefill.map(|prefill| prefill.slot),
+            decode: plan.decode.slot,
+            prefilled: plan.prefilled,
+            work: self.predictor.work(computes.slot, computes.u, ask.isl_tokens),
+            moved: plan.decode.u,
+            sequences: ask.sequences,
+            isl: ask.isl_tokens,
+            slo: ask.slo.or(self.settings.slo),
+            ttft: forecast.0,
+        };
+        self.predictor.book(booking, &booked, now);
+        forecast
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::fleet::{Path, Slot};
 use crate::guards::Vetoes;
 use crate::ledger::BookingId;
+use crate::policy::Scores;
 use crate::signals::Fallbacks;
 use crate::why::Why;
 
@@ -38,6 +39,12 @@ pub struct Decision {
     pub fallbacks: Fallbacks,
     /// What the shadow policies would have done.
     pub shadows: Shadows,
+    /// Predicted time to first token, in seconds from the decision.
+    pub ttft_seconds: f64,
+    /// Predicted mean time between tokens, in seconds.
+    pub itl_seconds: f64,
+    /// What the best of each kind is predicted to be like; empty unless a policy asks for it.
+    pub scores: Scores,
 }
 
 /// What the shadow policies would have done, in the order of `Settings::shadow`; empty where no

@@ -16,15 +16,35 @@ use crate::settings::Settings;
 pub(crate) struct Draws {
     decode: f64,
     prefill: f64,
+    ties: f64,
 }
 
 impl Draws {
     /// Draws nothing where nothing is needed.
     pub(crate) fn new(settings: &Settings, random: &mut Random) -> Draws {
-        if settings.cost.temperature.get() == 0.0 {
-            return Draws::default();
+        let mut draws = Draws::default();
+        if settings.cost.temperature.get() > 0.0 {
+            draws = Draws { decode: random.unit(), prefill: random.unit(), ..draws };
         }
-        Draws { decode: random.unit(), prefill: random.unit() }
+        if settings.predicts() {
+            draws.ties = random.unit();
+        }
+        draws
+    }
+
+    /// For equally good workers that stream.
+    pub(crate) fn decode_tie(&self) -> f64 {
+        self.ties
+    }
+
+    /// For equally good workers that compute; further digits of the same number.
+    pub(crate) fn prefill_tie(&self) -> f64 {
+        (self.ties * 4096.0).fract()
+    }
+
+    /// For equally good paths; further digits of the same number.
+    pub(crate) fn path_tie(&self) -> f64 {
+        (self.ties * 16_777_216.0).fract()
     }
 }
 

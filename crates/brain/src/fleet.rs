@@ -96,6 +96,21 @@ pub struct Reading {
     pub running: Option<u32>,
     /// Requests waiting.
     pub waiting: Option<u32>,
+    /// Prompt tokens that wait to be computed, those held already not counted.
+    pub waiting_prefill_tokens: Option<u64>,
+    /// Prompt tokens computed since the engine's start, and the seconds that this took.
+    pub prefill: Option<Totals>,
+    /// Tokens streamed after a first one since the engine's start, and the seconds between them.
+    pub decode: Option<Totals>,
+}
+
+/// What an engine has done since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Totals {
+    /// Tokens.
+    pub tokens: u64,
+    /// Seconds.
+    pub seconds: f64,
 }
 
 /// KV blocks of a prompt that one worker holds, by tier; each counts what is beyond the faster tiers.
@@ -188,5 +203,8 @@ impl Reading {
         self.capacity_blocks = newer.capacity_blocks.or(self.capacity_blocks);
         self.running = newer.running.or(self.running);
         self.waiting = newer.waiting.or(self.waiting);
+        self.waiting_prefill_tokens = newer.waiting_prefill_tokens.or(self.waiting_prefill_tokens);
+        self.prefill = newer.prefill.or(self.prefill);
+        self.decode = newer.decode.or(self.decode);
     }
 }

@@ -8,11 +8,9 @@ use crate::demand::KvDemand;
 use crate::flags::{Flag, Set};
 use crate::fleet::Worker;
 use crate::ledger::Load;
+use crate::predict::DEFAULT_CHUNK_TOKENS;
 use crate::settings::{Budget, GuardSettings, KvGuard};
 use crate::signals::{Fallbacks, Signal};
-
-/// The chunk of a worker that does not say its own; what vLLM serves with unless told otherwise.
-const DEFAULT_CHUNK_TOKENS: u32 = 2048;
 
 /// A reason for which the local path is vetoed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +66,18 @@ pub(crate) fn check(
     checked
 }
 
+/// Whether the request's KV has room on a worker at all; where the capacity is unknown, it has.
+pub(crate) fn fits(worker: &Worker, load: &Load, demand: &KvDemand) -> bool {
+    let Some(capacity) = worker.capacity_blocks() else { return true };
+    in_use(worker, load, capacity as f64) + demand.at_start() as f64 <= capacity as f64
+}
+
+/// KV blocks in use: the larger of the router's own count and what the engine last reported.
+fn in_use(worker: &Worker, load: &Load, capacity: f64) -> f64 {
+    let reported = worker.reading.kv_usage.map_or(0.0, |usage| usage.get() * capacity);
+    reported.max(load.kv_blocks as f64)
+}
+
 fn check_kv(
     settings: &GuardSettings,
     worker: &Worker,
@@ -81,9 +91,7 @@ fn check_kv(
         return;
     };
     let capacity = capacity as f64;
-    let reported = worker.reading.kv_usage.map_or(0.0, |usage| usage.get() * capacity);
-    let in_use = reported.max(load.kv_blocks as f64);
-    if in_use + demand.at_start() as f64 > threshold.get() * capacity {
+    if in_use(worker, load, capacity) + demand.at_start() as f64 > threshold.get() * capacity {
         checked.vetoes.insert(Guard::DecodeKv);
     }
 }

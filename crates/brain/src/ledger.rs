@@ -18,6 +18,17 @@ pub struct BookingId {
     place: u32,
 }
 
+impl BookingId {
+    pub(crate) fn serial(self) -> u64 {
+        self.serial
+    }
+
+    /// Small, and given again once the booking is over.
+    pub(crate) fn place(self) -> u32 {
+        self.place
+    }
+}
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {

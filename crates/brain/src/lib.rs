@@ -19,6 +19,7 @@ mod ledger;
 mod never_fires;
 mod plan;
 mod policy;
+mod predict;
 mod profile;
 mod random;
 mod readiness;
@@ -26,6 +27,7 @@ mod record;
 mod sessions;
 mod settings;
 mod signals;
+mod slo;
 mod time;
 mod units;
 mod why;
@@ -34,13 +36,17 @@ pub use ask::Ask;
 pub use brain::Brain;
 pub use decision::{Decision, NoPath, Shadows};
 pub use flags::{Flag, Set};
-pub use fleet::{Held, Path, Reading, Role, Slot, WorkerSpec};
+pub use fleet::{Held, Path, Reading, Role, Slot, Totals, WorkerSpec};
 pub use guards::{Guard, Vetoes};
 pub use health::{Condition, HealthChange, HealthEvent};
 pub use ladder::{Cause, Ladder, Leg, Next, Try};
 pub use ledger::{BookingId, End, Load, Settled};
 pub use policy::{
-    Bounds, IslBounding, MaxLocalPrefill, Policy, PrefillLoad, Rule, ShortPrompt, UncachedTokens,
+    Bounds, IslBounding, MaxLocalPrefill, Policy, Predicted, PrefillLoad, Rule, Score, Scores,
+    ShortPrompt, UncachedTokens,
+};
+pub use predict::{
+    Calibration, Constant, FirstToken, Learned, NotRestored, Outlook, PathError, WorkerCalibration,
 };
 pub use profile::Profile;
 pub use readiness::Readiness;
@@ -50,6 +56,7 @@ pub use settings::{
     BreakerSettings, Budget, CostSettings, GuardSettings, IslGate, KvGuard, MAX_SHADOWS, Settings,
 };
 pub use signals::{Fallbacks, Signal};
+pub use slo::Slo;
 pub use time::Time;
 pub use units::{Factor, Share};
 pub use why::Why;

@@ -161,7 +161,8 @@ impl Roster {
             Rule::AlwaysRemote
             | Rule::AlwaysLocal
             | Rule::ShortPrompt(_)
-            | Rule::UncachedTokens(_) => None,
+            | Rule::UncachedTokens(_)
+            | Rule::Predicted => None,
             Rule::MaxLocalPrefill(_) => self.no_events(),
         }
     }

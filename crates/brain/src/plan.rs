@@ -10,10 +10,13 @@ use crate::gate::{Gated, Pool, gate};
 use crate::guards::{self, Checked, Guard, Vetoes};
 use crate::ladder::Rung;
 use crate::ledger::Load;
-use crate::policy::{Board, Choice, Policy};
+use crate::policy::predicted::{self, COLD_MARGIN, Scored};
+use crate::policy::{Board, Policy, Rule, Scores, Verdict};
+use crate::predict::Predictor;
 use crate::sessions::Turn;
 use crate::settings::{IslGate, MAX_SHADOWS, Settings};
 use crate::signals::{Fallbacks, Signal};
+use crate::slo::Slo;
 use crate::time::Time;
 use crate::why::Why;
 
@@ -22,6 +25,7 @@ use crate::why::Why;
 pub(crate) struct Scene<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) fleet: &'a Fleet,
+    pub(crate) predictor: &'a Predictor,
     pub(crate) ask: &'a Ask<'a>,
     pub(crate) candidates: &'a [Candidate],
     pub(crate) session: Option<Turn>,
@@ -41,6 +45,7 @@ pub(crate) struct Plan {
     pub(crate) vetoes: Vetoes,
     pub(crate) fallbacks: Fallbacks,
     pub(crate) shadows: Shadows,
+    pub(crate) scores: Scores,
 }
 
 impl Plan {
@@ -124,6 +129,32 @@ impl Scene<'_> {
         gate(setting, self.ask, self.candidates)
     }
 
+    /// The field with the session's worker in the place of the cheapest, while it is within its guards.
+    fn with_session_kept<'f>(&self, mut field: Field<'f>) -> Field<'f> {
+        let kept = self.session.and_then(|turn| field.find(turn.decode));
+        let Some(kept) = kept else { return field };
+        let vetoes = self.check(kept).vetoes;
+        if kept.fetches && !vetoes.contains(Guard::DecodeKv) {
+            field.decode = Some(*kept);
+        }
+        if vetoes.is_empty() {
+            field.local = Some(*kept);
+        }
+        field
+    }
+
+    /// What the request is to be served within.
+    pub(crate) fn slo(&self) -> Slo {
+        self.ask.slo.or(self.settings.slo)
+    }
+
+    /// Whether the request's KV has room on a candidate.
+    pub(crate) fn fits(&self, candidate: &Candidate) -> bool {
+        let Some(worker) = self.fleet.get(candidate.slot) else { return false };
+        let demand = kv_demand(candidate.slot, candidate.block_size, self.settings, self.ask);
+        guards::fits(worker, &candidate.load, &demand)
+    }
+
     /// What the guards say of the local path on a candidate.
     pub(crate) fn check(&self, candidate: &Candidate) -> Checked {
         let Some(worker) = self.fleet.get(candidate.slot) else { return Checked::default() };
@@ -145,40 +176,50 @@ impl Scene<'_> {
 /// The field, and the ways to make a plan of it.
 struct Planner<'a> {
     scene: &'a Scene<'a>,
+    /// The best of each kind as the policy in force sees it.
     field: Field<'a>,
+    /// The best of each kind by ordinary cost.
+    ordinary: Field<'a>,
+    /// The best of each kind by predicted cost, where a policy asks for it.
+    scored: Option<Scored>,
     fallbacks: Fallbacks,
 }
 
 impl<'a> Planner<'a> {
     fn new(scene: &'a Scene<'a>, gated: Gated) -> Planner<'a> {
         let field = Field::new(scene.candidates, gated.pool, scene.settings, scene.draws);
-        let mut planner = Planner { scene, field, fallbacks: scene.fallbacks(gated) };
-        planner.keep_session();
-        planner
+        let ordinary = scene.with_session_kept(field);
+        let scored = scene.settings.predicts().then(|| {
+            let splits = scene.ask.disaggregable && scene.ask.tries.rung() != Rung::Local;
+            let remote = splits && ordinary.prefill.is_some() && ordinary.decode.is_some();
+            predicted::score(scene, &ordinary, remote)
+        });
+        let fallbacks = scene.fallbacks(gated);
+        let planner = Planner { scene, field: ordinary, ordinary, scored, fallbacks };
+        Planner { field: planner.field_of(scene.settings.policy.rule), ..planner }
     }
 
-    /// Puts the session's worker in the place of the cheapest, while it is within its guards.
-    fn keep_session(&mut self) {
-        let kept = self.scene.session.and_then(|turn| self.field.find(turn.decode));
-        let Some(kept) = kept else { return };
-        let vetoes = self.scene.check(kept).vetoes;
-        if kept.fetches && !vetoes.contains(Guard::DecodeKv) {
-            self.field.decode = Some(*kept);
-        }
-        if vetoes.is_empty() {
-            self.field.local = Some(*kept);
-        }
+    /// The best of each kind as a policy sees it; the cheapest where it finds none.
+    fn field_of(&self, rule: Rule) -> Field<'a> {
+        let Some(scored) = self.scored.filter(|_| rule == Rule::Predicted) else {
+            return self.ordinary;
+        };
+        let (prefill, decode) = scored.remote.unzip();
+        let mut field = self.ordinary;
+        field.local = scored.local.or(field.local);
+        field.prefill = prefill.or(field.prefill);
+        field.decode = decode.or(field.decode);
+        field
     }
 
     /// What a policy decides on, if there is a remote path.
     fn board(&self) -> Option<Board<'a>> {
-        let Field { prefill, decode, .. } = self.field;
-        Some(Board {
-            isl: self.scene.ask.isl_tokens,
-            field: self.field,
-            prefill: prefill?,
-            decode: decode?,
-        })
+        self.board_of(self.field)
+    }
+
+    fn board_of(&self, field: Field<'a>) -> Option<Board<'a>> {
+        let isl = self.scene.ask.isl_tokens;
+        Some(Board { isl, field, prefill: field.prefill?, decode: field.decode? })
     }
 
     /// Another decode worker for KV that an earlier try computed.
@@ -197,7 +238,9 @@ impl<'a> Planner<'a> {
         let settings = self.scene.settings;
         let mut plan = self.chosen(&settings.policy, board);
         for (bit, shadow) in settings.shadow.iter().take(MAX_SHADOWS).enumerate() {
-            let local = self.chosen(shadow, board).path() == Path::Local;
+            let seen = self.board_of(self.field_of(shadow.rule));
+            let chosen = self.chosen(shadow, seen.as_ref().unwrap_or(board));
+            let local = chosen.path() == Path::Local;
             plan.shadows.local |= u32::from(local) << bit;
             plan.shadows.count += 1;
         }
@@ -212,11 +255,60 @@ impl<'a> Planner<'a> {
         if policy.reads_overlap() && worker.is_some_and(|worker| !worker.spec.publishes_events) {
             used.insert(Signal::KvEvents);
         }
-        let plan = match policy.choose(board, &mut used) {
-            Choice::Local(local, why) => self.guarded(local, why, board),
-            Choice::Remote { prefill, decode, why } => self.plan(Some(prefill), decode, why),
+        let verdict = match self.scored.as_ref().filter(|_| policy.rule == Rule::Predicted) {
+            Some(scored) => self.by_score(policy, scored, board, &mut used),
+            None => policy.verdict(&board.facts(), &mut used),
+        };
+        let plan = match verdict {
+            Verdict::Local(why) => self.guarded(board.field.local, why, board),
+            Verdict::Remote(why) => self.remote(board, why),
         };
         Plan { u: measured.u, fallbacks: plan.fallbacks.union(used), ..plan }
+    }
+
+    /// The bounds' verdict, or else that of the lower score. While too little was measured, the cold
+    /// policy decides close cases, by what it looks at itself.
+    fn by_score(
+        &self,
+        policy: &Policy,
+        scored: &Scored,
+        board: &Board<'_>,
+        used: &mut Fallbacks,
+    ) -> Verdict {
+        if let Some(verdict) = policy.bounds.verdict(&board.facts()) {
+            return verdict;
+        }
+        *used = used.union(scored.fallbacks);
+        let Scores { local, remote, cold } = scored.scores;
+        let (Some(local), Some(remote)) = (local.map(|s| s.j), remote.map(|s| s.j)) else {
+            return match (local, remote) {
+                (Some(local), None) => {
+                    Verdict::Local(Why::PredictedLocal { local: local.j, remote: None })
+                }
+                (local, remote) => Verdict::Remote(Why::PredictedRemote {
+                    local: local.map(|score| score.j),
+                    remote: remote.map(|score| score.j),
+                }),
+            };
+        };
+        let settings = &self.scene.settings.predicted;
+        let stays = |path| self.scene.session.is_some_and(|turn| turn.path == path);
+        let off = |path| if stays(path) { settings.stickiness.get() } else { 0.0 };
+        let (as_local, as_remote) = (local - off(Path::Local), remote - off(Path::Remote));
+        let close = (as_local - as_remote).abs() < COLD_MARGIN;
+        if cold
+            && close
+            && settings.cold != Rule::Predicted
+            && let Some(ordinary) = self.board_of(self.ordinary)
+        {
+            return Policy { rule: settings.cold, ..Policy::default() }
+                .verdict(&ordinary.facts(), used);
+        }
+        if predicted::local_is_better(as_local, as_remote, self.scene.draws.path_tie()) {
+            Verdict::Local(Why::PredictedLocal { local, remote: Some(remote) })
+        } else {
+            Verdict::Remote(Why::PredictedRemote { local: Some(local), remote: Some(remote) })
+        }
     }
 
     /// The local path if the guards allow, else the remote one with the guard as its reason.
@@ -312,6 +404,7 @@ impl<'a> Planner<'a> {
             vetoes: Vetoes::EMPTY,
             fallbacks: self.fallbacks,
             shadows: Shadows::default(),
+            scores: self.scored.map(|scored| scored.scores).unwrap_or_default(),
         }
     }
 

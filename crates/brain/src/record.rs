@@ -10,8 +10,12 @@ use crate::guards::Vetoes;
 use crate::health::Condition;
 use crate::ledger::{Ledger, Load};
 use crate::plan::{Plan, Scene};
+use crate::policy::predicted;
+use crate::policy::{Score, Scores};
+use crate::predict::Outlook;
 use crate::sessions::Turn;
 use crate::signals::Fallbacks;
+use crate::slo::Slo;
 
 /// Everything that went into one decision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,6 +48,14 @@ pub struct Record {
     pub shadows: Vec<ShadowRecord>,
     /// What the session's last turn did.
     pub session: Option<Turn>,
+    /// Predicted time to first token, in seconds.
+    pub ttft_seconds: f64,
+    /// Predicted mean time between tokens, in seconds.
+    pub itl_seconds: f64,
+    /// What the best of each kind is predicted to be like, where a policy asks for it.
+    pub scores: Scores,
+    /// What the request is to be served within.
+    pub slo: Slo,
     /// Every worker, and what it would cost.
     pub candidates: Vec<CandidateRecord>,
 }
@@ -74,6 +86,10 @@ pub struct CandidateRecord {
     pub effective_isl_tokens: u32,
     /// Ordinary cost; lower wins.
     pub cost: f64,
+    /// What its part would take, in seconds.
+    pub outlook: Outlook,
+    /// What the local path on it is predicted to be like, where it can take it.
+    pub predicted_local: Option<Score>,
     /// Guards that veto the local path on it.
     pub guards: Vetoes,
     /// What is booked on it.
@@ -122,6 +138,7 @@ impl Record {
         let Scene { settings, ask, .. } = *scene;
         let shadows = settings.shadow.iter().zip(plan.shadows.iter());
         let pool = scene.gate().pool;
+        let (ttft_seconds, itl_seconds) = scene.predictor.forecast(plan, ask, scene.now);
         let candidates = scene.fleet.iter().map(|(slot, worker)| {
             CandidateRecord::new(scene, pool, slot, worker, ledger.load(slot))
         });
@@ -142,6 +159,10 @@ impl Record {
                 .map(|(policy, path)| ShadowRecord { policy: policy.rule.as_str(), path })
                 .collect(),
             session: scene.session,
+            ttft_seconds,
+            itl_seconds,
+            scores: plan.scores,
+            slo: scene.slo(),
             candidates: candidates.collect(),
         }
     }
@@ -166,6 +187,8 @@ impl CandidateRecord {
             overlap_tokens: candidate.overlap,
             effective_isl_tokens: candidate.u,
             cost: candidate.cost,
+            outlook: scene.predictor.outlook_for(&candidate, scene.ask, scene.now),
+            predicted_local: candidate.local.then(|| predicted::local_score(scene, &candidate)),
             guards: scene.check(&candidate).vetoes,
             load,
         }

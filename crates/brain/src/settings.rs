@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use crate::policy::Policy;
+use crate::policy::{Policy, Predicted, Rule};
+use crate::profile::Profile;
+use crate::slo::Slo;
 use crate::units::{Factor, Share};
 
 /// How many shadow policies one decision evaluates at most; the rest of a longer list is not looked at.
@@ -38,6 +40,20 @@ pub struct Settings {
     pub output_allowance_tokens: u32,
     /// Seed of the brain's random choices.
     pub seed: u64,
+    /// Parameters of the policy `predicted`.
+    pub predicted: Predicted,
+    /// What requests are to be served within, unless they say otherwise.
+    pub slo: Slo,
+    /// Constants that the cost model starts from.
+    pub profile: Profile,
+}
+
+impl Settings {
+    /// Whether any policy asks the cost model.
+    pub(crate) fn predicts(&self) -> bool {
+        let mut policies = std::iter::once(&self.policy).chain(&self.shadow);
+        policies.any(|policy| policy.rule == Rule::Predicted)
+    }
 }
 
 /// What vetoes the local path.
@@ -118,6 +134,9 @@ impl Default for Settings {
             allow_path_override: false,
             output_allowance_tokens: 256,
             seed: 0,
+            predicted: Predicted::default(),
+            slo: Slo::default(),
+            profile: Profile::default(),
         }
     }
 }

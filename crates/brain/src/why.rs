@@ -106,6 +106,20 @@ pub enum Why {
     },
     /// Nothing is cached.
     NoOverlap,
+    /// The local path is predicted to cost less.
+    PredictedLocal {
+        /// J of the best local candidate.
+        local: f64,
+        /// J of the best pair.
+        remote: Option<f64>,
+    },
+    /// The remote path is predicted to cost less.
+    PredictedRemote {
+        /// J of the best local candidate.
+        local: Option<f64>,
+        /// J of the best pair.
+        remote: Option<f64>,
+    },
     /// At or under the floor.
     Floor {
         /// Effective ISL.
@@ -168,6 +182,8 @@ impl Why {
             Why::LocalPrefillWithin { .. } => "local_prefill_within",
             Why::LocalPrefillOver { .. } => "local_prefill_over",
             Why::NoOverlap => "no_overlap",
+            Why::PredictedLocal { .. } => "predicted_local",
+            Why::PredictedRemote { .. } => "predicted_remote",
             Why::Floor { .. } => "floor",
             Why::Ceiling { .. } => "ceiling",
             Why::Guard(Guard::Capability) => "guard_capability",
@@ -220,6 +236,21 @@ impl fmt::Display for Why {
             }
             Why::LocalPrefillOver { u, bound } => write!(f, "{u} > {bound} tokens are left"),
             Why::NoOverlap => write!(f, "nothing of the prompt is cached"),
+            Why::PredictedLocal { local, remote: Some(remote) } => {
+                write!(f, "predicted cost {local:.3} locally, {remote:.3} remotely")
+            }
+            Why::PredictedLocal { local, remote: None } => {
+                write!(f, "predicted cost {local:.3} locally, no pair has room")
+            }
+            Why::PredictedRemote { local: Some(local), remote: Some(remote) } => {
+                write!(f, "predicted cost {remote:.3} remotely, {local:.3} locally")
+            }
+            Why::PredictedRemote { local: None, remote: Some(remote) } => {
+                write!(f, "predicted cost {remote:.3} remotely, no local candidate")
+            }
+            Why::PredictedRemote { remote: None, .. } => {
+                write!(f, "no candidate could be scored: the cheapest pair")
+            }
             Why::Floor { u, bound } => write!(f, "effective ISL {u} <= floor of {bound} tokens"),
             Why::Ceiling { u, bound } => {
                 write!(f, "effective ISL {u} >= ceiling of {bound} tokens")

@@ -199,6 +199,7 @@ impl Watching {
                 capacity_blocks: load.num_gpu_blocks,
                 running: whole(load.running),
                 waiting: whole(load.waiting),
+                ..Reading::default()
             };
             self.group.brain().reading(*slot, reading, self.group.now());
             learned.block_size = load.block_size.and_then(NonZeroU32::new).or(learned.block_size);

@@ -14,7 +14,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    pub(super) fn verdict(&self, facts: &Facts) -> Option<Verdict> {
+    pub(crate) fn verdict(&self, facts: &Facts) -> Option<Verdict> {
         let u = facts.u;
         if let Some(bound) = self.ceiling_tokens
             && u >= bound

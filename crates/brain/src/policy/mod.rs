@@ -1,7 +1,7 @@
 //! The policies: each file holds one, with its formula at the top.
 //! A threshold rule is a pure function from the facts of a request to a verdict with its reason;
-//! the workers are then the cheapest ones. A rule that scores every candidate itself makes its own
-//! choice in `Policy::choose`. Guards come after, and are not here.
+//! the workers are then the cheapest ones. `predicted` scores every candidate instead, and the plan
+//! compares its scores. Guards come after, and are not here.
 
 mod always_local;
 mod always_remote;
@@ -10,6 +10,7 @@ mod isl_and_load;
 mod isl_bounding;
 mod isl_or_load;
 mod max_local_prefill;
+pub(crate) mod predicted;
 mod prefill_load;
 mod short_prompt;
 mod uncached_tokens;
@@ -17,6 +18,7 @@ mod uncached_tokens;
 pub use bounds::Bounds;
 pub use isl_bounding::IslBounding;
 pub use max_local_prefill::MaxLocalPrefill;
+pub use predicted::{Predicted, Score, Scores};
 pub use prefill_load::PrefillLoad;
 pub use short_prompt::ShortPrompt;
 pub use uncached_tokens::UncachedTokens;
@@ -56,6 +58,8 @@ pub enum Rule {
     UncachedTokens(UncachedTokens),
     /// Local when something is cached and little is left.
     MaxLocalPrefill(MaxLocalPrefill),
+    /// Whichever is predicted to cost less, to the request and to those that run already.
+    Predicted,
 }
 
 impl Default for Rule {
@@ -98,14 +102,6 @@ pub(crate) struct Board<'a> {
     pub(crate) decode: Candidate,
 }
 
-/// A path with its workers. A local path lacks its worker where none can prefill locally: the
-/// capability guard then vetoes it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Choice {
-    Local(Option<Candidate>, Why),
-    Remote { prefill: Candidate, decode: Candidate, why: Why },
-}
-
 impl Board<'_> {
     /// The worker on which a threshold rule measures the effective ISL: the one that would compute
     /// on the local path, or else the one that would decode.
@@ -113,7 +109,7 @@ impl Board<'_> {
         self.field.local.unwrap_or(self.decode)
     }
 
-    fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self) -> Facts {
         let measured = self.measured();
         Facts {
             isl: self.isl,
@@ -126,16 +122,6 @@ impl Board<'_> {
 }
 
 impl Policy {
-    /// The candidate that the policy takes. Fallbacks that it needed are added to `used`.
-    pub(crate) fn choose(&self, board: &Board<'_>, used: &mut Fallbacks) -> Choice {
-        match self.verdict(&board.facts(), used) {
-            Verdict::Local(why) => Choice::Local(board.field.local, why),
-            Verdict::Remote(why) => {
-                Choice::Remote { prefill: board.prefill, decode: board.decode, why }
-            }
-        }
-    }
-
     /// The bounds' verdict, or else the rule's.
     pub(crate) fn verdict(&self, facts: &Facts, used: &mut Fallbacks) -> Verdict {
         self.bounds.verdict(facts).unwrap_or_else(|| self.rule.verdict(facts, used))
@@ -150,7 +136,9 @@ impl Policy {
 impl Rule {
     fn verdict(&self, facts: &Facts, used: &mut Fallbacks) -> Verdict {
         match self {
-            Rule::AlwaysRemote => always_remote::verdict(),
+            // Facts do not tell `predicted` anything: the plan compares scores. Whoever asks it all
+            // the same gets the path that the operator built.
+            Rule::AlwaysRemote | Rule::Predicted => always_remote::verdict(),
             Rule::AlwaysLocal => always_local::verdict(),
             Rule::ShortPrompt(rule) => rule.verdict(facts),
             Rule::IslBounding(rule) => rule.verdict(facts),
@@ -172,7 +160,8 @@ impl Rule {
             | Rule::IslOrLoad(..)
             | Rule::IslAndLoad(..)
             | Rule::UncachedTokens(_)
-            | Rule::MaxLocalPrefill(_) => true,
+            | Rule::MaxLocalPrefill(_)
+            | Rule::Predicted => true,
         }
     }
 
@@ -188,6 +177,7 @@ impl Rule {
             Rule::IslAndLoad(..) => "isl_and_load",
             Rule::UncachedTokens(_) => "uncached_tokens",
             Rule::MaxLocalPrefill(_) => "max_local_prefill",
+            Rule::Predicted => "predicted",
         }
     }
 }

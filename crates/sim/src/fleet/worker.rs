@@ -77,6 +77,7 @@ impl Worker {
             capacity_blocks: Some(u64::from(load.capacity_blocks)),
             running: Some(load.running),
             waiting: Some(load.waiting + load.pulling),
+            ..Reading::default()
         })
     }
 
