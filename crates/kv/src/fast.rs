@@ -18,7 +18,9 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use crate::index::{Applied, Approximate, Event, IndexSettings, Overlap, Removed, Stats, Store, Stored};
+use crate::index::{
+    Applied, Approximate, Event, IndexSettings, Overlap, Removed, Stats, Store, Stored,
+};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
 use runs::Runs;
 use shared::Shared;
@@ -27,8 +29,8 @@ use std::sync::Arc;
 use sync::Ordering;
 use worker::{Common, Worker};
 
-/// Events whose memory is fetched together, and names of each.
-const WINDOW: usize = 64;
+/// Names whose memory is fetched together.
+const WINDOW: usize = 128;
 
 /// The writer's index.
 #[derive(Debug)]
@@ -55,6 +57,21 @@ impl Reader {
     }
 }
 
+/// How many events make up the next window.
+fn window(events: &[Event<'_>]) -> usize {
+    let mut names = 0;
+    let fits = events.iter().take_while(|event| {
+        let fits = names < WINDOW;
+        names += match event {
+            Event::Store(store) => store.blocks.len(),
+            Event::Remove { blocks, .. } => blocks.len(),
+            Event::Clear { .. } => 0,
+        };
+        fits
+    });
+    fits.count()
+}
+
 impl Index {
     pub(crate) fn new(settings: IndexSettings) -> Self {
         let shared = Arc::new(Shared::new());
@@ -69,7 +86,10 @@ impl Index {
     /// Applies events in order, in windows whose memory is fetched ahead.
     pub(crate) fn apply(&mut self, events: &[Event<'_>]) -> Applied {
         let mut sum = Applied::default();
-        for window in events.chunks(WINDOW) {
+        let mut rest = events;
+        while !rest.is_empty() {
+            let (window, after) = rest.split_at(window(rest));
+            rest = after;
             self.warm(window);
             for event in window {
                 match event {
@@ -125,6 +145,11 @@ impl Index {
         if self.worker(slot).is_some() {
             self.with(slot, Worker::clear);
         }
+    }
+
+    pub(crate) fn expect(&mut self, slot: Slot, blocks: u64) {
+        let bound = self.common.settings.blocks_per_slot;
+        self.with(slot, |worker, _| worker.expect(blocks.min(bound)));
     }
 
     pub(crate) fn place(&mut self, slot: Slot, chain: &[BlockHash], now_ns: u64) {

@@ -27,14 +27,15 @@
 
 mod cursor;
 mod event;
-#[cfg(test)]
 mod fast;
 mod hash;
 mod index;
 #[cfg(test)]
 mod model;
 mod names;
-mod reference;
+mod placed;
+#[cfg(any(test, feature = "reference"))]
+pub mod reference;
 
 pub use cursor::{
     Action, ClearCause, Cursor, CursorLimits, CursorStats, Position, Stamp, Standing,

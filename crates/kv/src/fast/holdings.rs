@@ -121,6 +121,7 @@ impl Holdings {
             }
             if place.offset + 1 == cut {
                 self.set_plain(runs, place.run, cut - 1);
+                runs.trim(place.run);
                 return Gone { after: 0, last: true };
             }
             self.sides.insert(place.run, Side::plain(cut));
@@ -130,6 +131,7 @@ impl Holdings {
         side.unset(tier, place.offset);
         let last = had && !side.has_any(place.offset);
         self.publish(runs, place.run);
+        runs.trim(place.run);
         Gone { after: 0, last }
     }
 
@@ -149,7 +151,6 @@ impl Holdings {
             runs.drop_cover(run, self.slot.0);
         } else {
             runs.put_cover(run, Cover::plain(self.slot, cut));
-            runs.trim(run);
         }
     }
 

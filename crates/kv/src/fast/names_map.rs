@@ -1,4 +1,4 @@
-//! One worker's map from engine hashes to places and copies: 12.8 bytes a slot, 80 to 90 % full.
+//! One worker's map from engine hashes to places and copies: 12.8 bytes a slot, 72 to 90 % full.
 //!
 //! A name is known by 59 bits of a seeded bijection, five names to a cache line. Two names of one
 //! worker are taken for one if they agree in all 59 bits: as likely as a collision of the 64-bit
@@ -50,6 +50,8 @@ impl Key {
     }
 }
 
+/// How full the map may be: nine tenths.
+const FULLEST: (usize, usize) = (9, 10);
 /// Entries of a line.
 const WIDTH: usize = 5;
 /// Bits of an offset, at the bottom of an entry's word.
@@ -61,6 +63,8 @@ const REST_BITS: u32 = 4;
 const RUN_BITS: u32 = 32 - TAIL_BITS;
 /// Bits of an entry in the line's rest: some of the key, and two that count device copies.
 const SHARE: u32 = REST_BITS + 2;
+/// The lowest bit of every entry's share of the rest.
+const EACH: u32 = 0b1 | 1 << SHARE | 1 << (2 * SHARE) | 1 << (3 * SHARE) | 1 << (4 * SHARE);
 /// The count that says: look into the side table.
 const MANY: u32 = 3;
 
@@ -111,7 +115,8 @@ impl Line {
     }
 
     fn free(&self) -> Option<usize> {
-        (0..WIDTH).find(|at| self.count(*at) == 0)
+        let free = !(self.rest | self.rest >> 1) & EACH;
+        (free != 0).then(|| (free.trailing_zeros() / SHARE) as usize)
     }
 }
 
@@ -123,10 +128,23 @@ type At = (usize, usize);
 pub(super) struct NamesMap {
     lines: Vec<Line>,
     len: usize,
+    /// Lines for as many names as there will be at most, if that is known.
+    expected: usize,
     many: HashMap<u64, Copies, Mixed>,
 }
 
 impl NamesMap {
+    /// There will be this many names at most, as far as is known: a hint, not a bound.
+    pub(super) fn expect(&mut self, names: u64) {
+        let names = usize::try_from(names).unwrap_or(usize::MAX);
+        self.expected = names.saturating_mul(FULLEST.1) / (WIDTH * FULLEST.0) + 1;
+    }
+
+    /// Empties the map; what is expected of it stays.
+    pub(super) fn clear(&mut self) {
+        *self = Self { expected: self.expected, ..Self::default() };
+    }
+
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -250,7 +268,7 @@ impl NamesMap {
 
     /// Puts a key that is not there into the free entry where it belongs.
     fn put(&mut self, key: Key, place: Place, count: u32, (line, at): At) {
-        let (line, at) = if (self.len + 1) * 10 <= self.lines.len() * WIDTH * 9 {
+        let (line, at) = if (self.len + 1) * FULLEST.1 <= self.lines.len() * WIDTH * FULLEST.0 {
             (line, at)
         } else {
             self.grow();
@@ -261,15 +279,24 @@ impl NamesMap {
         self.len += 1;
     }
 
-    /// An eighth more lines. Homes keep their order, so this is one pass through memory.
+    /// A quarter more lines; a map that knows where it is bound grows faster. Homes keep their
+    /// order, so this is one pass through memory.
     fn grow(&mut self) {
-        let size = self.lines.len() + self.lines.len() / 8 + 1;
+        let lines = self.lines.len();
+        let ahead = self.expected.min(lines * 4);
+        let size = ahead.max(lines + lines / 4 + 1);
         let old = std::mem::replace(&mut self.lines, vec![Line::default(); size]);
         for line in old {
             for at in (0..WIDTH).filter(|at| line.count(*at) > 0) {
                 let key = line.key(at);
-                let (Ok(to) | Err(to)) = self.find(key);
-                self.lines[to.0].set(to.1, key, line.place(at), line.count(at));
+                let mut to = key.home(size);
+                let free = loop {
+                    match self.lines[to].free() {
+                        Some(free) => break free,
+                        None => to = self.after(to),
+                    }
+                };
+                self.lines[to].set(free, key, line.place(at), line.count(at));
             }
         }
     }

@@ -350,13 +350,16 @@ impl Runs {
     /// Gives back the end of a run that nobody has and nothing goes on from.
     pub(super) fn trim(&mut self, run: u32) {
         let Some(head) = self.head(run).filter(|_| self.family(run).children == 0) else { return };
-        let covers = self.shared.covers(head).iter().map(|word| {
+        let (mut len, old) = (0, head.hashes());
+        for word in self.shared.covers(head) {
             let cover = Cover::unpack(word.load(Ordering::Relaxed));
+            len = len.max(u32::from(cover.cuts[0]));
             // What a worker with exceptions has is not known here.
-            if cover.side { LONGEST } else { u32::from(cover.cuts[0]) }
-        });
-        let (len, old) = (covers.max().unwrap_or(0), head.hashes());
-        if len == 0 || len >= old.len {
+            if cover.side || len >= old.len {
+                return;
+            }
+        }
+        if len == 0 {
             return;
         }
         let small = if len * 2 <= old.part.words() {
@@ -410,7 +413,8 @@ impl Runs {
             self.parts.give(hashes.part);
             self.parts.give(covers.part);
             self.free.push(run);
-            let uncounted = |children| if children == MOST_CHILDREN { children } else { children - 1 };
+            let uncounted =
+                |children| if children == MOST_CHILDREN { children } else { children - 1 };
             next = family.parent.map(|parent| parent.run);
             if let Some(parent) = next {
                 self.set_children(parent, uncounted);

@@ -79,9 +79,8 @@ impl Array {
     }
 
     fn unpack(word: u64) -> Self {
-        let part = |shift: u32, bits: u32| {
-            u32::try_from(word >> shift & ((1 << bits) - 1)).unwrap_or(0)
-        };
+        let part =
+            |shift: u32, bits: u32| u32::try_from(word >> shift & ((1 << bits) - 1)).unwrap_or(0);
         let class = u8::try_from(word >> 56).unwrap_or(0);
         Self { part: Part { at: part(0, 32), class }, len: part(32, 24) }
     }

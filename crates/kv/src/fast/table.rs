@@ -53,7 +53,8 @@ fn steps(from: u32, to: u32, size: u32) -> u32 {
 impl Shared {
     /// The run that begins with this block.
     pub(super) fn find(&self, first: u64) -> Option<u32> {
-        let (at, size) = span(self.directory.get(table_of(first) as usize)?.load(Ordering::Acquire));
+        let (at, size) =
+            span(self.directory.get(table_of(first) as usize)?.load(Ordering::Acquire));
         let entries = self.data.slice(at, size);
         let mut place = home(first, size);
         for _ in 0..entries.len() {
@@ -98,7 +99,12 @@ impl Tables {
     }
 
     /// Makes room for one more run beginning with this block: at most three quarters are used.
-    pub(super) fn make_room(&mut self, shared: &Shared, parts: &mut Parts, first: u64) -> Option<()> {
+    pub(super) fn make_room(
+        &mut self,
+        shared: &Shared,
+        parts: &mut Parts,
+        first: u64,
+    ) -> Option<()> {
         let table = table_of(first);
         let (old, used) = *self.parts.get(table as usize)?;
         if (used + 1) * 4 <= old.words() * 3 {

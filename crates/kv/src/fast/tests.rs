@@ -363,7 +363,11 @@ fn measure() {
             times.push(start.elapsed());
         }
         times.sort_unstable();
-        println!("query {len}: p50 {:?} p99 {:?}", times[times.len() / 2], times[times.len() * 99 / 100]);
+        println!(
+            "query {len}: p50 {:?} p99 {:?}",
+            times[times.len() / 2],
+            times[times.len() * 99 / 100]
+        );
     }
     let start = Cpu::now();
     for _ in 0..1_000_000 {

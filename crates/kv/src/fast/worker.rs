@@ -6,7 +6,7 @@ use super::runs::{Place, Runs, Stretch, Walk};
 use crate::hash::BlockExtra;
 use crate::index::{Approximate, IndexSettings, Removed, SlotStats, Store, Stored};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
-use crate::reference::Placed;
+use crate::placed::Placed;
 use std::collections::HashMap;
 
 /// What the workers share.
@@ -39,9 +39,9 @@ struct Counters {
 #[derive(Debug)]
 pub(super) struct Worker {
     slot: Slot,
-    pub(super) names: NamesMap,
+    names: NamesMap,
     holdings: Holdings,
-    pub(super) placed: Placed,
+    placed: Placed,
     places: HashMap<BlockHash, Place>,
     approximate: Option<Approximate>,
     /// Distinct blocks held in any tier.
@@ -71,6 +71,11 @@ impl Worker {
 
     pub(super) fn slot(&self) -> Slot {
         self.slot
+    }
+
+    /// The worker will have this many blocks at most, as far as is known.
+    pub(super) fn expect(&mut self, blocks: u64) {
+        self.names.expect(blocks);
     }
 
     /// Distinct blocks held in any tier.
@@ -124,9 +129,7 @@ impl Worker {
         let parent = store.parent.map(|name| self.names.get(Key::new(name, seed)));
         let (mut walk, mut last) = match parent {
             None => (Walk::START, store.space.root()),
-            Some(Some(named)) => {
-                (Walk::after(named.place), BlockHash(all.runs.hash(named.place)))
-            }
+            Some(Some(named)) => (Walk::after(named.place), BlockHash(all.runs.hash(named.place))),
             Some(None) => return Stored { orphaned: count, ..Stored::default() },
         };
         let mut hashes = std::mem::take(&mut all.hashes);
@@ -294,7 +297,7 @@ impl Worker {
             self.holdings.drop_run(&mut all.runs, run);
         }
         self.holdings.drop_rest();
-        self.names = NamesMap::default();
+        self.names.clear();
         self.places = HashMap::new();
         self.placed = Placed::default();
         self.blocks = 0;

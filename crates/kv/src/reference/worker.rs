@@ -1,10 +1,10 @@
 //! What one worker rank holds.
 
-use super::placed::Placed;
 use super::{Copies, Named, Names};
 use crate::hash::BlockExtra;
 use crate::index::{Approximate, Depth, IndexSettings, Removed, SlotStats, Store, Stored};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
+use crate::placed::Placed;
 use std::collections::HashMap;
 
 /// One worker rank: its names, the copies they add up to, and what the router placed there.

@@ -23,6 +23,7 @@ impl Placed {
         self.blocks.contains_key(&block)
     }
 
+    #[cfg(any(test, feature = "reference"))]
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockHash> {
         self.blocks.keys()
     }
