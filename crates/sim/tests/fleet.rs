@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pointsman_brain::{
     Bounds, Budget, Factor, GuardSettings, IslBounding, Path, Policy, PrefillLoad, Role, Rule,
-    Settings, Share, Signal,
+    Settings, Share, Signal, Slo,
 };
 use pointsman_sim::engine::{Content, Spec};
 use pointsman_sim::fleet::{
@@ -64,6 +64,7 @@ fn request(id: u64, family: u64, prompt_tokens: u32, output_tokens: u32) -> Flee
         output_tokens,
         content: Arc::new(content),
         session: Some(family),
+        slo: Slo::default(),
     }
 }
 

@@ -75,6 +75,7 @@ impl Fleet {
         let ask = Ask {
             max_new_tokens: Some(live.request.output_tokens),
             session: live.request.session,
+            slo: live.request.slo,
             ..Ask::new(live.request.prompt_tokens, &held, &live.ladder)
         };
         match self.brain.decide(&ask, Time(self.now)) {

@@ -11,7 +11,7 @@ mod worker;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use pointsman_brain::{Brain, Decision, Role, Settings, Slot, Time, WorkerSpec};
+use pointsman_brain::{Brain, Decision, Role, Settings, Slo, Slot, Time, WorkerSpec};
 
 use crate::engine::{Content, JobId, Nanos, Outbox, Spec};
 use life::Live;
@@ -63,6 +63,8 @@ pub struct FleetRequest {
     pub content: Arc<Content>,
     /// The session it belongs to.
     pub session: Option<u64>,
+    /// What it is to be served within.
+    pub slo: Slo,
 }
 
 /// How a request ended.
