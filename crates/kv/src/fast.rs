@@ -11,6 +11,7 @@ mod runs;
 mod seqlock;
 mod shared;
 mod side;
+mod snapshot;
 mod sync;
 mod table;
 mod worker;
@@ -19,7 +20,8 @@ mod worker;
 mod tests;
 
 use crate::index::{
-    Applied, Approximate, Event, IndexSettings, Overlap, Removed, Stats, Store, Stored,
+    Applied, Approximate, Event, IndexSettings, Overlap, Removed, Restored, SnapshotError, Stats,
+    Store, Stored,
 };
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
 use runs::Runs;
@@ -169,6 +171,19 @@ impl Index {
             worker.expire(&mut self.common, now_ns);
             self.shared.publish_held(worker.slot(), worker.blocks());
         }
+    }
+
+    pub(crate) fn snapshot(&self, slot: Slot, out: &mut Vec<u8>) {
+        match self.worker(slot) {
+            Some(worker) => worker.snapshot(&self.common, out),
+            None => Worker::new(slot).snapshot(&self.common, out),
+        }
+    }
+
+    pub(crate) fn restore(&mut self, slot: Slot, bytes: &[u8]) -> Result<Restored, SnapshotError> {
+        let now_ns = self.now_ns;
+        self.with(slot, |worker, all| worker.restore(all, bytes, now_ns))?;
+        Ok(Restored { blocks: self.shared.held(slot) })
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -7,6 +7,8 @@
 use crate::fast;
 use crate::hash::{BlockExtra, Space};
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
+use std::error::Error;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
 /// A worker stored blocks.
@@ -217,6 +219,39 @@ pub struct Stats {
     pub slots: Vec<SlotStats>,
 }
 
+/// What a snapshot brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// Distinct blocks that the worker holds by it.
+    pub blocks: u64,
+}
+
+/// Why a snapshot of a worker cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotError {
+    /// It has another format version than this index reads.
+    Version(u8),
+    /// It ends before it is complete.
+    Cut,
+    /// It contradicts itself, or holds more than the index's bounds allow.
+    Malformed,
+    /// The index has no memory left for it.
+    Full,
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(version) => write!(f, "format version {version} is not known here"),
+            Self::Cut => write!(f, "it ends before it is complete"),
+            Self::Malformed => write!(f, "it contradicts itself or exceeds the index's bounds"),
+            Self::Full => write!(f, "the index has no memory left for it"),
+        }
+    }
+}
+
+impl Error for SnapshotError {}
+
 /// An empty index with the default bounds.
 #[must_use]
 pub fn index() -> (Writer, Reader) {
@@ -281,6 +316,23 @@ impl Writer {
     /// Drops every placement whose time is over.
     pub fn expire(&mut self, now_ns: u64) {
         self.index.expire(now_ns);
+    }
+
+    /// Appends a worker's state, as bytes that [`Writer::restore`] takes.
+    ///
+    /// They mean something only to an index with the same [`IndexSettings::seed`] that is asked
+    /// under the same [`crate::Hasher`] seed.
+    pub fn snapshot(&self, slot: Slot, out: &mut Vec<u8>) {
+        self.index.snapshot(slot, out);
+    }
+
+    /// Replaces what a worker holds by a snapshot. Placements count as made just now.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are no snapshot that fits: the worker then holds nothing.
+    pub fn restore(&mut self, slot: Slot, bytes: &[u8]) -> Result<Restored, SnapshotError> {
+        self.index.restore(slot, bytes)
     }
 
     /// Counters and sizes per worker.

@@ -43,7 +43,7 @@ pub use cursor::{
 pub use event::{EventKey, EventScope, Groups, GroupsVerdict, IndexedGroup};
 pub use hash::{BlockExtra, ExtraBuilder, Hasher, Space, SpaceKey};
 pub use index::{
-    Applied, Approximate, Depth, Event, IndexSettings, Overlap, Reader, Removed, SlotStats, Stats,
-    Store, Stored, Writer, index, index_with,
+    Applied, Approximate, Depth, Event, IndexSettings, Overlap, Reader, Removed, Restored,
+    SlotStats, SnapshotError, Stats, Store, Stored, Writer, index, index_with,
 };
 pub use names::{BlockHash, EngineHash, Slot, Tier};

@@ -19,6 +19,7 @@ impl Placed {
         self.blocks.len() as u64
     }
 
+    #[cfg(any(test, feature = "reference"))]
     pub(crate) fn contains(&self, block: BlockHash) -> bool {
         self.blocks.contains_key(&block)
     }
@@ -26,6 +27,11 @@ impl Placed {
     #[cfg(any(test, feature = "reference"))]
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockHash> {
         self.blocks.keys()
+    }
+
+    /// All blocks, least recently placed first.
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = &BlockHash> {
+        self.order.values().map(|(block, _)| block)
     }
 
     /// Makes `block` the most recently placed one.

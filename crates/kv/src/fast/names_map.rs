@@ -418,7 +418,7 @@ mod tests {
 
     /// Keys that crowd into the same lines, so that entries move.
     fn crowded(name: u64) -> Key {
-        Key::from_bits(name % 3 << 57 | name << 20)
+        Key::from_bits((name % 3) << 57 | name << 20)
     }
 
     proptest! {

@@ -23,7 +23,7 @@ fn table_of(first: u64) -> u32 {
 /// Where a block would be in a table of this size if nothing were in its way.
 fn home(first: u64, size: u32) -> u32 {
     let fraction = u128::from(first << TABLES);
-    u32::try_from(fraction * u128::from(size) >> 64).unwrap_or(0)
+    u32::try_from((fraction * u128::from(size)) >> 64).unwrap_or(0)
 }
 
 /// An entry: the lower half of the first block's hash, and one more than the run's number.
@@ -71,13 +71,6 @@ impl Shared {
             place = after(place, size);
         }
         None
-    }
-
-    /// Touches what [`Shared::find`] would look at first.
-    pub(super) fn touch_table(&self, first: u64) -> u64 {
-        let directory = self.directory.get(table_of(first) as usize);
-        let (at, size) = span(directory.map_or(0, |word| word.load(Ordering::Relaxed)));
-        self.data.get(at + home(first, size))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The fast index against the model and the reference, and readers beside its writer.
 
 use super::*;
-use crate::hash::{Hasher, SpaceKey};
+use crate::hash::{Hasher, Space, SpaceKey};
 use crate::model::{Pair, Subject, cases, ops};
 use crate::reference;
 use proptest::prelude::*;
@@ -98,6 +98,48 @@ fn long_ops() -> impl Strategy<Value = Vec<Long>> {
     prop::collection::vec(op, 0..60)
 }
 
+/// Lets any index do an operation; notes the prompts that were stored.
+fn run(
+    index: &mut impl Subject,
+    op: &Long,
+    space: Space,
+    prompts: &mut Vec<(u32, u32, u32)>,
+) -> (Stored, Removed) {
+    let (mut stored, mut removed, mut chain) = (Stored::default(), Removed::default(), Vec::new());
+    match op {
+        Long::Store { slot, tier, prompt, event } => {
+            let (slot, tokens) = (Slot(*slot), long_prompt(prompt.0, prompt.1, prompt.2));
+            space.chain(&tokens, &mut chain);
+            let names = names(slot, &chain);
+            for (i, tokens) in tokens.chunks(*event).enumerate() {
+                let from = i * event;
+                stored.add(index.store(&Store {
+                    slot,
+                    tier: *tier,
+                    space,
+                    parent: from.checked_sub(1).map(|at| names[at]),
+                    blocks: &names[from..from + tokens.len()],
+                    tokens,
+                    extra: &[],
+                }));
+            }
+            prompts.push(*prompt);
+        }
+        Long::Evict { slot, tier, prompt, from, step } => {
+            space.chain(&long_prompt(prompt.0, prompt.1, prompt.2), &mut chain);
+            let names = names(Slot(*slot), &chain);
+            let some: Vec<_> = names.iter().skip(*from).step_by(*step).copied().collect();
+            removed = index.remove(Slot(*slot), *tier, &some);
+        }
+        Long::Place { slot, prompt } => {
+            space.chain(&long_prompt(prompt.0, prompt.1, prompt.2), &mut chain);
+            index.place(Slot(*slot), &chain, 0);
+        }
+        Long::Clear { slot } => index.clear(Slot(*slot)),
+    }
+    (stored, removed)
+}
+
 proptest! {
     #![proptest_config(cases(40))]
 
@@ -106,53 +148,16 @@ proptest! {
         let settings = IndexSettings::default();
         let (mut fast, mut exact) = (Index::new(settings), reference::Index::new(settings));
         let space = Hasher::new(1).space(&SpaceKey::plain(1));
-        let mut chain = Vec::new();
         let mut prompts = Vec::new();
         for op in &ops {
-            match op {
-                Long::Store { slot, tier, prompt, event } => {
-                    let tokens = long_prompt(prompt.0, prompt.1, prompt.2);
-                    space.chain(&tokens, &mut chain);
-                    let names = names(Slot(*slot), &chain);
-                    let mut expected = Applied::default();
-                    let mut events = Vec::new();
-                    for (i, tokens) in tokens.chunks(*event).enumerate() {
-                        let from = i * event;
-                        let store = Store {
-                            slot: Slot(*slot),
-                            tier: *tier,
-                            space,
-                            parent: from.checked_sub(1).map(|at| names[at]),
-                            blocks: &names[from..from + tokens.len()],
-                            tokens,
-                            extra: &[],
-                        };
-                        expected.stored.add(exact.store(&store));
-                        events.push(Event::Store(store));
-                    }
-                    prop_assert_eq!(fast.apply(&events), expected);
-                    prompts.push(*prompt);
-                }
-                Long::Evict { slot, tier, prompt, from, step } => {
-                    space.chain(&long_prompt(prompt.0, prompt.1, prompt.2), &mut chain);
-                    let names = names(Slot(*slot), &chain);
-                    let some: Vec<_> = names.iter().skip(*from).step_by(*step).copied().collect();
-                    let removed = fast.remove(Slot(*slot), *tier, &some);
-                    prop_assert_eq!(removed, exact.remove(Slot(*slot), *tier, &some));
-                }
-                Long::Place { slot, prompt } => {
-                    space.chain(&long_prompt(prompt.0, prompt.1, prompt.2), &mut chain);
-                    fast.place(Slot(*slot), &chain, 0);
-                    exact.place(Slot(*slot), &chain, 0);
-                }
-                Long::Clear { slot } => {
-                    fast.clear(Slot(*slot));
-                    exact.clear(Slot(*slot));
-                }
-            }
+            let done = run(&mut fast, op, space, &mut prompts);
+            prop_assert_eq!(done, run(&mut exact, op, space, &mut Vec::new()));
         }
         fast.check();
+        let stats = |stats: Stats| stats.slots.into_iter().filter(|slot| slot.stored.blocks > 0);
+        prop_assert!(stats(fast.stats()).eq(stats(exact.stats())));
         let (reader, mut found, mut expected) = (fast.reader(), Overlap::new(), Overlap::new());
+        let mut chain = Vec::new();
         for prompt in prompts {
             space.chain(&long_prompt(prompt.0, prompt.1, prompt.2), &mut chain);
             reader.overlap(&chain, &mut found);
@@ -194,6 +199,81 @@ fn a_chain_longer_than_a_run_goes_on_in_the_next() {
     fast.check();
     fast.clear(slot);
     assert_eq!(fast.common.runs.count(), 0);
+}
+
+/// What an index says about these prompts, and its counters of what is held.
+fn answers(index: &Index, prompts: &[(u32, u32, u32)], space: Space) -> Vec<[u32; 3]> {
+    let (mut chain, mut out, mut all) = (Vec::new(), Overlap::new(), Vec::new());
+    for prompt in prompts {
+        space.chain(&long_prompt(prompt.0, prompt.1, prompt.2), &mut chain);
+        index.reader().overlap(&chain, &mut out);
+        let of = |slot| {
+            let depth = out.get(Slot(slot));
+            [depth.device, depth.host, depth.disk]
+        };
+        all.extend((0..70).map(of));
+    }
+    all
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    #[test]
+    fn a_restored_index_answers_as_the_one_it_comes_from_and_goes_on_as_it(
+        before in long_ops(),
+        other in long_ops(),
+        after in long_ops(),
+        cut: usize,
+        flip: (usize, u8),
+    ) {
+        let settings = IndexSettings::default();
+        let space = Hasher::new(1).space(&SpaceKey::plain(1));
+        let (mut first, mut second) = (Index::new(settings), Index::new(settings));
+        let mut prompts = Vec::new();
+        for op in &before {
+            run(&mut first, op, space, &mut prompts);
+        }
+        // The restoring index may know some of it already, and other things.
+        for op in &other {
+            run(&mut second, op, space, &mut prompts);
+        }
+        let (mut bytes, mut again) = (Vec::new(), Vec::new());
+        for slot in (0..70).map(Slot) {
+            bytes.clear();
+            first.snapshot(slot, &mut bytes);
+            let restored = second.restore(slot, &bytes);
+            prop_assert_eq!(restored, Ok(Restored { blocks: first.reader().blocks(slot) }));
+            again.clear();
+            second.snapshot(slot, &mut again);
+            let mut third = Index::new(settings);
+            third.restore(slot, &again).unwrap();
+            prop_assert_eq!(third.reader().blocks(slot), first.reader().blocks(slot));
+        }
+        second.common.runs.check();
+        prop_assert_eq!(answers(&first, &prompts, space), answers(&second, &prompts, space));
+        for op in &after {
+            run(&mut first, op, space, &mut prompts);
+            run(&mut second, op, space, &mut prompts);
+        }
+        prop_assert_eq!(answers(&first, &prompts, space), answers(&second, &prompts, space));
+        let held = |index: &Index| -> Vec<_> {
+            let slots = index.stats().slots.into_iter().filter(|slot| slot.blocks > 0);
+            slots.map(|slot| (slot.slot, slot.blocks, slot.tiers, slot.names)).collect()
+        };
+        prop_assert_eq!(held(&first), held(&second));
+        // Bytes that are cut are an error, changed ones at most something else; neither harms.
+        bytes.clear();
+        first.snapshot(Slot(0), &mut bytes);
+        let cut = cut % bytes.len();
+        prop_assert!(second.restore(Slot(1), &bytes[..cut]).is_err());
+        prop_assert_eq!(second.reader().blocks(Slot(1)), 0);
+        let at = flip.0 % bytes.len();
+        bytes[at] ^= flip.1;
+        let _ = second.restore(Slot(1), &bytes);
+        (0..70).for_each(|slot| second.clear(Slot(slot)));
+        prop_assert_eq!(second.common.runs.count(), 0);
+    }
 }
 
 /// Lets readers stop, also when their writer panics.

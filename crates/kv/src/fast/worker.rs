@@ -398,6 +398,40 @@ impl Worker {
         u32::from(may && self.places.contains_key(&BlockHash(all.runs.hash(place))))
     }
 
+    /// Where the placed blocks are, least recently placed first.
+    pub(super) fn placed_places(&self) -> Vec<Place> {
+        self.placed.in_order().filter_map(|block| self.places.get(block).copied()).collect()
+    }
+
+    pub(super) fn names(&self) -> &NamesMap {
+        &self.names
+    }
+
+    /// Takes over a name with its copies from a snapshot.
+    pub(super) fn take_over(&mut self, all: &mut Common, key: Key, named: Named) {
+        self.names.set(key, named);
+        for tier in Tier::ALL {
+            if named.copies[tier.index()] > 0 {
+                self.hold_named(all, tier, named.place);
+            }
+        }
+    }
+
+    /// Takes over a placement from a snapshot, as if it were just made.
+    pub(super) fn take_over_placed(
+        &mut self,
+        all: &mut Common,
+        block: BlockHash,
+        place: Place,
+        now_ns: u64,
+    ) {
+        if !self.places.contains_key(&block) {
+            self.hold(all, Tier::Device, place);
+            self.places.insert(block, place);
+        }
+        self.placed.touch(block, now_ns);
+    }
+
     /// Brings the lines of these names into the cache.
     pub(super) fn warm_names(&self, names: impl Iterator<Item = EngineHash>, seed: u64) {
         self.names.warm(names.map(|name| Key::new(name, seed)));
