@@ -263,7 +263,13 @@ impl<'a> Planner<'a> {
             Verdict::Local(why) => self.guarded(board.field.local, why, board),
             Verdict::Remote(why) => self.remote(board, why),
         };
-        Plan { u: measured.u, fallbacks: plan.fallbacks.union(used), ..plan }
+        let vetoes = match (&self.scored, plan.path()) {
+            (Some(scored), Path::Remote) if policy.rule == Rule::Predicted => {
+                plan.vetoes.union(scored.vetoes)
+            }
+            _ => plan.vetoes,
+        };
+        Plan { u: measured.u, vetoes, fallbacks: plan.fallbacks.union(used), ..plan }
     }
 
     /// The bounds' verdict, or else that of the lower score. While too little was measured, the cold

@@ -105,6 +105,14 @@ impl Profile {
         (self.x0, self.kv_bytes_per_token * f64::from(tokens) / self.bandwidth)
     }
 
+    /// Whether it is the same but for what a number loses in text.
+    pub(crate) fn is_like(&self, other: &Profile) -> bool {
+        let all = |p: &Profile| {
+            [p.c0, p.c1, p.c2, p.k0, p.a1, p.a2, p.x0, p.bandwidth, p.kv_bytes_per_token]
+        };
+        all(self).into_iter().zip(all(other)).all(|(a, b)| (a - b).abs() <= 1e-9 * b.abs())
+    }
+
     /// Whether a cost model can start from it: each number finite and above zero.
     #[must_use]
     pub fn is_usable(&self) -> bool {

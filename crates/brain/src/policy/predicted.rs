@@ -152,13 +152,14 @@ impl<'a> Scorer<'a> {
             let itl = self.scene.predictor.remote_itl(d);
             Score { ttft_seconds: ttft, itl_seconds: itl, j: self.own(ttft, itl) }
         };
-        let mut decodes = Tied::new();
+        let mut decodes = Tied::beyond(self.own(least, 0.0));
         for candidate in field.candidates().filter(|c| c.fetches && self.scene.fits(c)) {
             decodes.offer(pair(least, &self.outlook(candidate)), candidate);
         }
         let (_, decode) = decodes.draw(self.scene.draws.decode_tie())?;
         let outlook = self.outlook(&decode);
-        let mut computing = Tied::new();
+        let with_decode = pair(0.0, &outlook);
+        let mut computing = Tied::beyond(with_decode.j);
         for candidate in prefills() {
             computing.offer(pair(until_computed(candidate), &outlook), candidate);
         }
@@ -177,7 +178,7 @@ impl<'a> Scorer<'a> {
         let margin = self.scene.settings.predicted.stickiness.get() + COLD_MARGIN;
         let remote = scored.scores.remote.map_or(f64::INFINITY, |remote| remote.j);
         let hopeless = remote + TIE * remote.abs() + margin;
-        let mut tied = Tied::new();
+        let mut tied = Tied::beyond(0.0);
         let others = locals().filter(|candidate| candidate.slot != first.slot);
         for candidate in std::iter::once(first).chain(others) {
             let least = self.local(candidate);
@@ -238,18 +239,21 @@ pub(crate) fn local_score(scene: &Scene<'_>, candidate: &Candidate) -> Score {
 /// Candidates that are as good as the best.
 struct Tied<'a> {
     best: f64,
+    /// What of every score lies in other things than the choice; the margin is a share of the rest.
+    common: f64,
     list: [Option<(Score, &'a Candidate)>; MAX_TIED],
     len: usize,
 }
 
 impl<'a> Tied<'a> {
-    fn new() -> Tied<'a> {
-        Tied { best: f64::INFINITY, list: [None; MAX_TIED], len: 0 }
+    fn beyond(common: f64) -> Tied<'a> {
+        Tied { best: f64::INFINITY, common, list: [None; MAX_TIED], len: 0 }
     }
 
     /// What is no number is never among them.
     fn has_room_for(&self, j: f64) -> bool {
-        j.is_finite() && (self.best.is_infinite() || j <= self.best + TIE * self.best.abs())
+        let margin = TIE * (self.best - self.common).abs();
+        j.is_finite() && (self.best.is_infinite() || j <= self.best + margin)
     }
 
     fn offer(&mut self, score: Score, candidate: &'a Candidate) {

@@ -191,7 +191,7 @@ impl Knowledge {
         if learned.version != VERSION {
             return Err(NotRestored::Version);
         }
-        if learned.profile != self.profile {
+        if !learned.profile.is_like(&self.profile) {
             return Err(NotRestored::Profile);
         }
         let filters = |kept: &[Kept]| -> Option<[Filter<3>; 3]> {

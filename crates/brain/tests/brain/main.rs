@@ -11,6 +11,7 @@ mod ladder;
 mod ledger;
 mod paths;
 mod policies;
+mod predicted;
 mod records;
 mod sessions;
 mod signals;
