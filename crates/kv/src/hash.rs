@@ -8,6 +8,9 @@
 use crate::names::BlockHash;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
+/// Tokens of a block as most engines cut it.
+const USUAL_TOKENS: usize = 16;
+
 /// Tokens of a block that are hashed from a stack buffer; larger blocks are streamed.
 const STACK_TOKENS: usize = 64;
 
@@ -129,22 +132,30 @@ impl Space {
     }
 
     fn content(&self, tokens: &[u32]) -> u64 {
+        if let Some(tokens) = tokens.as_array::<USUAL_TOKENS>() {
+            let mut bytes = [0_u8; USUAL_TOKENS * 4];
+            write(tokens, &mut bytes);
+            return xxh3_64_with_seed(&bytes, self.content_seed);
+        }
         if tokens.len() <= STACK_TOKENS {
             let mut bytes = [0_u8; STACK_TOKENS * 4];
-            for (to, token) in bytes.chunks_exact_mut(4).zip(tokens) {
-                to.copy_from_slice(&token.to_le_bytes());
-            }
+            write(tokens, &mut bytes);
             return xxh3_64_with_seed(&bytes[..tokens.len() * 4], self.content_seed);
         }
         let mut h = Xxh3::with_seed(self.content_seed);
         let mut bytes = [0_u8; STACK_TOKENS * 4];
         for part in tokens.chunks(STACK_TOKENS) {
-            for (to, token) in bytes.chunks_exact_mut(4).zip(part) {
-                to.copy_from_slice(&token.to_le_bytes());
-            }
+            write(part, &mut bytes);
             h.update(&bytes[..part.len() * 4]);
         }
         h.digest()
+    }
+}
+
+/// Tokens as bytes, little endian.
+fn write(tokens: &[u32], bytes: &mut [u8]) {
+    for (to, token) in bytes.chunks_exact_mut(4).zip(tokens) {
+        to.copy_from_slice(&token.to_le_bytes());
     }
 }
 

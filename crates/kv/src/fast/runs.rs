@@ -221,7 +221,6 @@ impl Runs {
         self.tables.make_room(&self.shared, &mut self.parts, first)?;
         let len = u32::try_from(hashes.len()).ok()?;
         let part = self.parts.take(&self.shared.data, len)?;
-        seqlock::reuse();
         fill(&self.shared.data, part.at, hashes);
         let run = self.number()?;
         let head = self.head(run)?;
@@ -264,7 +263,6 @@ impl Runs {
             return Some(old.part);
         }
         let part = self.parts.take(&self.shared.data, len)?;
-        seqlock::reuse();
         copy(self.shared.hashes(old), self.shared.data.slice(part.at, part.words()));
         Some(part)
     }
@@ -317,7 +315,6 @@ impl Runs {
             return Some(old.part);
         }
         let part = self.parts.take(&self.shared.data, len)?;
-        seqlock::reuse();
         let from = self.shared.covers(self.head(run)?);
         copy(from, self.shared.data.slice(part.at, part.words()));
         Some(part)
@@ -369,7 +366,6 @@ impl Runs {
         };
         let part = small.unwrap_or(old.part);
         if small.is_some() {
-            seqlock::reuse();
             copy(self.shared.hashes(old), self.shared.data.slice(part.at, len));
         }
         let Some(head) = self.head(run) else { return };

@@ -105,8 +105,6 @@ impl Tables {
         }
         let new = parts.take(&shared.data, (old.words() + old.words() / 2).max(8))?;
         let words = shared.data.slice(new.at, new.words());
-        // Readers of what was in this part before must see that it is over.
-        super::seqlock::reuse();
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         for word in shared.data.slice(old.at, old.words()) {
             let run = run_of(word.load(Ordering::Relaxed));

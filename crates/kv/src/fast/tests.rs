@@ -393,6 +393,9 @@ fn measure() {
         space.chain(prompt, chain);
     }
     let before = rss();
+    if std::env::var_os("EXPECT").is_some() {
+        (0..64).for_each(|slot| fast.expect(Slot(slot), 160_000));
+    }
     // Who stores what, in groups whose names and events are made before the clock starts.
     let mut jobs = Vec::new();
     for (p, (_, sharing)) in prompts.iter().enumerate() {
