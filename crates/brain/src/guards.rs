@@ -8,9 +8,14 @@ use crate::demand::KvDemand;
 use crate::flags::{Flag, Set};
 use crate::fleet::Worker;
 use crate::ledger::Load;
+use crate::policy::Rule;
 use crate::predict::DEFAULT_CHUNK_TOKENS;
 use crate::settings::{Budget, GuardSettings, KvGuard};
 use crate::signals::{Fallbacks, Signal};
+use crate::units::Factor;
+
+/// The budget of a threshold policy where none is set.
+const DEFAULT_BUDGET_CHUNKS: Factor = Factor::constant(4.0);
 
 /// A reason for which the local path is vetoed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +57,7 @@ pub(crate) struct Checked {
 /// Asks every guard about the local path on a worker, where `prefill_tokens` would be computed.
 pub(crate) fn check(
     settings: &GuardSettings,
+    rule: Rule,
     worker: &Worker,
     load: &Load,
     prefill_tokens: u32,
@@ -62,7 +68,12 @@ pub(crate) fn check(
         checked.vetoes.insert(Guard::Capability);
     }
     check_kv(settings, worker, load, demand, &mut checked);
-    check_budget(settings, worker, load, prefill_tokens, &mut checked);
+    let budget = match (settings.local_prefill_budget, rule) {
+        (Budget::ByPolicy, Rule::Predicted) => Budget::Off,
+        (Budget::ByPolicy, _) => Budget::Chunks(DEFAULT_BUDGET_CHUNKS),
+        (budget, _) => budget,
+    };
+    check_budget(budget, worker, load, prefill_tokens, &mut checked);
     checked
 }
 
@@ -97,14 +108,14 @@ fn check_kv(
 }
 
 fn check_budget(
-    settings: &GuardSettings,
+    budget: Budget,
     worker: &Worker,
     load: &Load,
     prefill_tokens: u32,
     checked: &mut Checked,
 ) {
-    let budget = match settings.local_prefill_budget {
-        Budget::Off => return,
+    let budget = match budget {
+        Budget::Off | Budget::ByPolicy => return,
         Budget::Tokens(tokens) => f64::from(tokens),
         Budget::Chunks(chunks) => {
             let chunk = worker.spec.max_num_batched_tokens.unwrap_or_else(|| {

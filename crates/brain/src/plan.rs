@@ -90,7 +90,9 @@ pub(crate) fn plan(scene: &Scene<'_>) -> Result<Plan, NoPath> {
     Ok(match (rung, wish) {
         (Rung::Remote, _) => planner.remote(&board, Why::RetryPrefill),
         (_, Some(Path::Remote)) => planner.remote(&board, Why::Override),
-        (_, Some(Path::Local)) => planner.guarded(planner.field.local, Why::Override, &board),
+        (_, Some(Path::Local)) => {
+            planner.guarded(planner.field.local, Why::Override, &board, scene.settings.policy.rule)
+        }
         (_, None) => planner.by_policy(&board),
     })
 }
@@ -133,7 +135,7 @@ impl Scene<'_> {
     fn with_session_kept<'f>(&self, mut field: Field<'f>) -> Field<'f> {
         let kept = self.session.and_then(|turn| field.find(turn.decode));
         let Some(kept) = kept else { return field };
-        let vetoes = self.check(kept).vetoes;
+        let vetoes = self.check(kept, self.settings.policy.rule).vetoes;
         if kept.fetches && !vetoes.contains(Guard::DecodeKv) {
             field.decode = Some(*kept);
         }
@@ -155,11 +157,12 @@ impl Scene<'_> {
         guards::fits(worker, &candidate.load, &demand)
     }
 
-    /// What the guards say of the local path on a candidate.
-    pub(crate) fn check(&self, candidate: &Candidate) -> Checked {
+    /// What the guards say of the local path on a candidate that a policy chose.
+    pub(crate) fn check(&self, candidate: &Candidate, rule: Rule) -> Checked {
         let Some(worker) = self.fleet.get(candidate.slot) else { return Checked::default() };
         let demand = kv_demand(candidate.slot, candidate.block_size, self.settings, self.ask);
-        guards::check(&self.settings.guards, worker, &candidate.load, candidate.u, &demand)
+        let guards = &self.settings.guards;
+        guards::check(guards, rule, worker, &candidate.load, candidate.u, &demand)
     }
 
     /// Fallbacks that lie in the request itself.
@@ -260,7 +263,7 @@ impl<'a> Planner<'a> {
             None => policy.verdict(&board.facts(), &mut used),
         };
         let plan = match verdict {
-            Verdict::Local(why) => self.guarded(board.field.local, why, board),
+            Verdict::Local(why) => self.guarded(board.field.local, why, board, policy.rule),
             Verdict::Remote(why) => self.remote(board, why),
         };
         let vetoes = match (&self.scored, plan.path()) {
@@ -318,9 +321,9 @@ impl<'a> Planner<'a> {
     }
 
     /// The local path if the guards allow, else the remote one with the guard as its reason.
-    fn guarded(&self, local: Option<Candidate>, why: Why, board: &Board<'_>) -> Plan {
+    fn guarded(&self, local: Option<Candidate>, why: Why, board: &Board<'_>, rule: Rule) -> Plan {
         let checked = match &local {
-            Some(local) => self.scene.check(local),
+            Some(local) => self.scene.check(local, rule),
             None => Checked { vetoes: Vetoes::of(Guard::Capability), ..Checked::default() },
         };
         let plan = match (local, checked.vetoes.first()) {
@@ -390,14 +393,18 @@ impl<'a> Planner<'a> {
     /// The cheapest local candidate that no guard vetoes; if they veto all, the cheapest.
     fn best_local(&self) -> Option<(Candidate, Checked)> {
         let first = self.field.local?;
-        let checked = self.scene.check(&first);
+        let checked = self.check(&first);
         if checked.vetoes.is_empty() {
             return Some((first, checked));
         }
         let candidates = self.field.candidates();
-        let allowed = candidates.filter(|candidate| self.scene.check(candidate).vetoes.is_empty());
+        let allowed = candidates.filter(|candidate| self.check(candidate).vetoes.is_empty());
         let cheapest = allowed.reduce(|a, b| if b.cost < a.cost { b } else { a }).copied();
-        Some(cheapest.map_or((first, checked), |local| (local, self.scene.check(&local))))
+        Some(cheapest.map_or((first, checked), |local| (local, self.check(&local))))
+    }
+
+    fn check(&self, candidate: &Candidate) -> Checked {
+        self.scene.check(candidate, self.scene.settings.policy.rule)
     }
 
     fn plan(&self, prefill: Option<Candidate>, decode: Candidate, why: Why) -> Plan {

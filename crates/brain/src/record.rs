@@ -189,7 +189,7 @@ impl CandidateRecord {
             cost: candidate.cost,
             outlook: scene.predictor.outlook_for(&candidate, scene.ask, scene.now),
             predicted_local: candidate.local.then(|| predicted::local_score(scene, &candidate)),
-            guards: scene.check(&candidate).vetoes,
+            guards: scene.check(&candidate, scene.settings.policy.rule).vetoes,
             load,
         }
     }

@@ -77,6 +77,9 @@ pub enum KvGuard {
 /// The `local_prefill_budget` guard.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
+    /// Four chunks under a threshold policy; off under `predicted`, which weighs itself what a local
+    /// prefill does to others.
+    ByPolicy,
     /// Never vetoes.
     Off,
     /// This many times the worker's chunk (`max_num_batched_tokens`).
@@ -144,10 +147,9 @@ impl Default for Settings {
 impl Default for GuardSettings {
     fn default() -> Self {
         const THRESHOLD: Share = Share::constant(0.9);
-        const CHUNKS: Factor = Factor::constant(4.0);
         GuardSettings {
             decode_kv: KvGuard::Above(THRESHOLD),
-            local_prefill_budget: Budget::Chunks(CHUNKS),
+            local_prefill_budget: Budget::ByPolicy,
         }
     }
 }

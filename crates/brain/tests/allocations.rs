@@ -114,7 +114,7 @@ fn deciding_and_settling_allocate_nothing_once_warm() {
             .map(|slot| Held { device: slot * 37 % 90, host: slot % 5, disk: 0 })
             .collect();
         // Lists per worker grow to the most that the worker ever had.
-        for _ in 0..6 {
+        for _ in 0..15 {
             serve(&mut brain, &mut live, &held, &mut clock);
         }
         let before = ALLOCATIONS.with(Cell::get);

@@ -31,6 +31,8 @@ pub struct Settings {
     pub scrape_interval: Option<Duration>,
     /// What the router keeps of the workers' KV caches.
     pub kv: Kv,
+    /// Where what was measured is kept over a restart; `None` = nowhere.
+    pub calibration: Option<CalibrationFile>,
     /// Memory for tokens of prefixes seen before, per model.
     pub token_cache_bytes: usize,
     /// Bytes of a body whose text is tokenised; the prompt of a larger one is estimated.
@@ -41,6 +43,8 @@ pub struct Settings {
     pub log: Log,
     /// Whether workers may be added, drained and removed over HTTP.
     pub worker_api: bool,
+    /// Whether the index may be had over HTTP.
+    pub index_snapshot: bool,
     /// How long running requests may take to end after SIGTERM.
     pub shutdown_grace: Duration,
 }
@@ -284,10 +288,30 @@ pub struct Health {
 }
 
 /// What the router keeps of the workers' KV caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kv {
     /// What stands in for a worker without events.
     pub approximate: Approximate,
+    /// Whose index the router starts with; `None` = it starts empty.
+    pub restore: Option<Restore>,
+}
+
+/// The file that keeps what was measured of the engines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CalibrationFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Pause between two writes.
+    pub every: Duration,
+}
+
+/// The router whose index another one starts with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restore {
+    /// Its URL.
+    pub from: http::Uri,
+    /// How long all of it may take.
+    pub timeout: Duration,
 }
 
 /// How placements stand in for the events of a worker that publishes none.

@@ -65,7 +65,7 @@ fn every_value_reaches_its_key_and_is_told_once() {
     assert_eq!((isl.eff_isl_threshold, isl.eff_isl_ratio_threshold.get()), (4096, 0.6));
     assert_eq!(prefill_busy_threshold.get(), 16.0);
     assert!(matches!(routing.guards.decode_kv, KvGuard::Above(share) if share.get() == 0.5));
-    assert!(matches!(routing.guards.local_prefill_budget, Budget::Chunks(_)));
+    assert_eq!(routing.guards.local_prefill_budget, Budget::ByPolicy);
     let native = |variable: &str, key: &str, value: &str| {
         let upper = key.to_uppercase();
         format!(
@@ -124,7 +124,7 @@ fn the_gate_needs_switch_and_threshold() {
 
 #[test]
 fn aliases_override_the_file_and_native_variables_override_aliases() {
-    let file = least_and("routing: {eff_isl_threshold: 1}\n");
+    let file = least_and("routing: {policy: isl_bounding, eff_isl_threshold: 1}\n");
     let threshold = |variables: &[(&str, &str)]| {
         let loaded = with(&file, variables, &[]);
         match loaded.settings.models[0].routing.policy.rule {
@@ -245,8 +245,8 @@ fn every_variable_that_is_set_is_in_a_notice() {
         (vec![(SWITCH, "1"), (SHORT_SWITCH, "0"), (POLICY, "isl_bounding")], "isl_bounding"),
         (vec![(SWITCH, "0"), (CONFIG, config)], "always_remote"),
         (vec![(SWITCH, "1"), (CONFIG, config), (POLICY, "prefill_load")], "prefill_load"),
-        (vec![(GATE_SWITCH, "1"), (GATE, "5")], "isl_bounding"),
-        (vec![(GATE_SWITCH, "0"), (GATE, "5")], "isl_bounding"),
+        (vec![(GATE_SWITCH, "1"), (GATE, "5")], "predicted"),
+        (vec![(GATE_SWITCH, "0"), (GATE, "5")], "predicted"),
     ] {
         let loaded = with(LEAST, &variables, &[]);
         assert_eq!(loaded.settings.models[0].routing.policy.rule.as_str(), policy, "{variables:?}");

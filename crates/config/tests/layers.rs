@@ -166,7 +166,7 @@ fn a_models_routing_overrides_single_keys_of_the_common_one() {
 fn shadow_policies_have_the_parameters_around_them_unless_they_have_their_own() {
     let text = least_and(
         "routing: {short_prefill_tokens: 9, floor_tokens: 3, shadow: [short_prompt, \
-         {policy: short_prompt, short_prefill_tokens: 4}, {eff_isl_threshold: 8}]}\n",
+         {policy: short_prompt, short_prefill_tokens: 4}, {policy: isl_bounding, eff_isl_threshold: 8}]}\n",
     );
     let routing = &settings(&text).models[0].routing;
     let rules: Vec<brain::Rule> = routing.shadow.iter().map(|policy| policy.rule).collect();
@@ -236,6 +236,7 @@ fn every_policy_can_be_written_by_its_name_in_the_brain() {
         "isl_and_load",
         "uncached_tokens",
         "max_local_prefill",
+        "predicted",
     ] {
         let text = format!("routing: {{policy: {name}, prefill_busy_threshold: 0.5}}\n");
         let rule = settings(&least_and(&text)).models[0].routing.policy.rule;
@@ -316,4 +317,49 @@ fn the_rest_is_what_was_written() {
     assert!(!settings.response_headers);
     assert_eq!(settings.log.format, LogFormat::Json);
     assert_eq!(settings.shutdown_grace, Duration::ZERO);
+}
+
+#[test]
+fn what_predictions_start_from_is_a_profile_by_name_with_single_constants_over_it() {
+    let model = |keys: &str| {
+        format!("models:\n- {{name: m, workers: [{{role: unified, url: http://a:1}}], {keys}}}\n")
+    };
+    let profile = |keys: &str| settings(&model(keys)).models[0].routing.profile;
+    let known = brain::Profile::named("qwen3-32b-bf16-h100-tp2").unwrap();
+    assert_eq!(profile("model_profile: qwen3-32b-bf16-h100-tp2"), known);
+    assert_eq!(profile("aliases: []"), brain::Profile::default());
+    let own = profile("model_profile: qwen3-32b, constants: {k0_ms: 7, bandwidth_gb_s: 25}");
+    assert_eq!(own, brain::Profile { k0: 7.0 * 1e-3, bandwidth: 25e9, ..known });
+}
+
+#[test]
+fn slos_are_milliseconds_and_none_unless_written() {
+    let text = "models:\n- {name: m, workers: [{role: unified, url: http://a:1}], \
+                slo: {ttft_ms: 1500, itl_ms: 37.5}}\n";
+    let slo = settings(text).models[0].routing.slo;
+    let micros = |micros| Some(std::time::Duration::from_micros(micros));
+    assert_eq!((slo.ttft, slo.itl), (micros(1_500_000), micros(37_500)));
+    assert_eq!(settings(LEAST).models[0].routing.slo, brain::Slo::default());
+}
+
+#[test]
+fn the_cold_policy_reads_the_parameters_of_routing_and_lacks_none() {
+    let cold = |text: &str| settings(&least_and(text)).models[0].routing.predicted.cold;
+    let isl = brain::IslBounding { eff_isl_threshold: 99, ..brain::IslBounding::default() };
+    let load = brain::PrefillLoad { prefill_busy_threshold: brain::Factor::ONE };
+    assert_eq!(cold("routing: {eff_isl_threshold: 99}\n"), brain::Rule::IslOrLoad(isl, load));
+    let short = brain::ShortPrompt { short_prefill_tokens: 8 };
+    assert_eq!(
+        cold("routing: {short_prefill_tokens: 8, predicted: {cold_policy: short_prompt}}\n"),
+        brain::Rule::ShortPrompt(short)
+    );
+}
+
+#[test]
+fn what_was_measured_is_kept_where_a_file_is_named() {
+    assert_eq!(settings(LEAST).calibration, None);
+    let kept = settings(&least_and("calibration: {state_file: /var/lib/p.json}\n")).calibration;
+    let kept = kept.unwrap();
+    assert_eq!(kept.path.to_str(), Some("/var/lib/p.json"));
+    assert_eq!(kept.every, std::time::Duration::from_secs(60));
 }

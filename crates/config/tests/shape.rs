@@ -213,3 +213,15 @@ fn a_file_that_cannot_be_read_names_the_path() {
         "cannot be read: No such file or directory (os error 2) (/nowhere/p.yaml)"
     );
 }
+
+#[test]
+fn an_unknown_profile_is_refused_with_those_there_are_and_a_constant_of_zero_too() {
+    let model = |keys: &str| {
+        format!("models:\n- {{name: m, workers: [{{role: unified, url: http://a:1}}], {keys}}}\n")
+    };
+    let said = refused(&model("model_profile: gpt-9"), &[], &[]);
+    assert!(said.contains("models[0].model_profile"), "{said}");
+    assert!(said.contains("`llama-3.1-70b-fp8-h100-tp4`"), "{said}");
+    let said = refused(&model("constants: {a1_ms: 0}"), &[], &[]);
+    assert!(said.contains("each constant must be above 0"), "{said}");
+}

@@ -88,7 +88,7 @@ fn with(rule: Rule) -> Settings {
 
 #[test]
 fn a_cold_prompt_goes_remote_and_the_next_turn_stays_local() {
-    let mut fleet = Fleet::new(two_and_two(Settings::default()));
+    let mut fleet = Fleet::new(two_and_two(with(Rule::IslBounding(IslBounding::default()))));
     fleet.submit(request(1, 1, 1000, 50));
     let first = run(&mut fleet);
     fleet.submit(request(2, 1, 1200, 50));
@@ -115,7 +115,7 @@ fn a_remote_request_takes_prefill_transfer_and_one_decode_step_to_its_first_toke
 #[test]
 fn equal_runs_are_equal() {
     let go = || {
-        let mut fleet = Fleet::new(two_and_two(Settings::default()));
+        let mut fleet = Fleet::new(two_and_two(with(Rule::IslBounding(IslBounding::default()))));
         for id in 0..60 {
             fleet.submit(request(id, id % 7, 200 + 37 * (id as u32 % 11), 20));
             fleet.advance(id * 30_000_000);

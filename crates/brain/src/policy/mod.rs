@@ -38,7 +38,7 @@ pub struct Policy {
 }
 
 /// Which rule decides between the remote and the local path.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Rule {
     /// Never local.
     AlwaysRemote,
@@ -59,13 +59,8 @@ pub enum Rule {
     /// Local when something is cached and little is left.
     MaxLocalPrefill(MaxLocalPrefill),
     /// Whichever is predicted to cost less, to the request and to those that run already.
+    #[default]
     Predicted,
-}
-
-impl Default for Rule {
-    fn default() -> Self {
-        Rule::IslBounding(IslBounding::default())
-    }
 }
 
 /// What a threshold rule looks at. `d` is the worker that would take the local path.

@@ -186,7 +186,7 @@ impl<'a> Scorer<'a> {
             if !tied.has_room_for(least.j) || (known && least.j > hopeless) {
                 continue;
             }
-            let checked = self.scene.check(candidate);
+            let checked = self.scene.check(candidate, Rule::Predicted);
             scored.fallbacks = scored.fallbacks.union(checked.fallbacks);
             if checked.vetoes.is_empty() {
                 tied.offer(self.with_harm(candidate, least), candidate);

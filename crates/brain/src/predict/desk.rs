@@ -20,7 +20,7 @@ const WINDOW_CHUNKS: f64 = 4.0;
 const WINDOW_TOKENS: u32 = 8;
 
 /// Prompts that a worker's queue has room for from the start.
-const QUEUE_ROOM: usize = 32;
+const QUEUE_ROOM: usize = 64;
 
 /// How far what was reported to be computed may be from what this router sent, to be comparable.
 const SAME_WORK: std::ops::RangeInclusive<f64> = 0.8..=1.25;

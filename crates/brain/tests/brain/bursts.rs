@@ -81,7 +81,7 @@ fn a_burst_never_passes_the_kv_guard_together() {
 
 #[test]
 fn a_burst_without_a_remote_path_spreads_before_guards_are_waived() {
-    let (_, decisions) = burst(brain(Settings::default(), &[unified(), unified()]), 1000);
+    let (_, decisions) = burst(brain(with_rule(Rule::AlwaysLocal), &[unified(), unified()]), 1000);
     let waived = decisions.iter().filter(|decision| decision.fallbacks.contains(Signal::Guards));
     assert_eq!(waived.count(), BURST - 64);
 }

@@ -13,7 +13,8 @@ use crate::environment::Environment;
 use crate::problem::{Problem, Problems};
 use crate::scalar::{Size, Span};
 use crate::settings::{
-    Approximate, Health, Kv, Limits, Log, LogFormat, Settings, Timeouts, Upstream,
+    Approximate, CalibrationFile, Health, Kv, Limits, Log, LogFormat, Restore, Settings, Timeouts,
+    Upstream,
 };
 use crate::tree::{Key, Node, quoted};
 use crate::written::{self, Written};
@@ -28,6 +29,7 @@ pub(crate) fn settings(
     let models = resolver.models(written);
     let health = resolver.health(&written.health);
     let log = resolver.log(&written.log);
+    let restore = resolver.restore(&written.kv);
     let mut problems = resolver.problems;
     let (Some(health), true) = (health, problems.is_empty()) else {
         // Models that share the top-level `routing` all find the same problem in it.
@@ -51,12 +53,17 @@ pub(crate) fn settings(
         },
         health,
         scrape_interval: written.metrics.scrape_interval.on().map(|span| span.0),
-        kv: Kv { approximate: approximate(&written.kv) },
+        kv: Kv { approximate: approximate(&written.kv), restore },
+        calibration: written.calibration.state_file.as_ref().map(|path| CalibrationFile {
+            path: path.into(),
+            every: written.calibration.save_interval.0,
+        }),
         token_cache_bytes: bytes(written.tokens.cache_bytes),
         tokenised_body_bytes: bytes(written.tokens.max_body_bytes),
         response_headers: written.response_headers,
         log,
         worker_api: written.admin.worker_api,
+        index_snapshot: written.admin.index_snapshot,
         shutdown_grace: written.shutdown.grace.0,
     })
 }
@@ -96,6 +103,17 @@ impl Resolver<'_> {
             self.refuse(&key, &health.path, "a path that begins with /, such as /health");
         }
         Some(Health { interval: health.interval.0, timeout: health.timeout.0, path: path? })
+    }
+
+    fn restore(&mut self, kv: &written::Kv) -> Option<Restore> {
+        let text = kv.restore_from.as_ref()?;
+        match worker::parse_url(text) {
+            Ok(from) => Some(Restore { from, timeout: kv.restore_timeout.0 }),
+            Err(must) => {
+                self.refuse(&Key::root().name("kv").name("restore_from"), text, must);
+                None
+            }
+        }
     }
 
     fn log(&mut self, log: &written::Log) -> Log {

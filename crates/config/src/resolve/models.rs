@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use pointsman_brain::Role;
+use pointsman_brain as brain;
+use pointsman_brain::{Profile, Role};
 
 use super::Resolver;
+use crate::scalar::OffOr;
 use crate::settings::{Estimates, KvEvents, Model, Tokenizer, Worker};
 use crate::tree::{Key, quoted};
 use crate::written::{self, Written};
@@ -98,7 +101,9 @@ impl Resolver<'_> {
             Some(own) => (key.name("routing"), own),
             None => (Key::root().name("routing"), &written.routing),
         };
+        let profile = self.profile(key, model);
         let (routing, session) = self.routing(&routing_key, routing)?;
+        let routing = brain::Settings { profile: profile?, slo: slo(&model.slo), ..routing };
         Some(Model {
             name: model.name.clone(),
             aliases: model.aliases.clone(),
@@ -114,6 +119,50 @@ impl Resolver<'_> {
             session,
             workers: workers.into_iter().collect::<Option<Vec<_>>>()?,
         })
+    }
+
+    /// The constants that predictions start from.
+    fn profile(&mut self, key: &Key, model: &written::Model) -> Option<Profile> {
+        let start = match &model.model_profile {
+            None => Profile::default(),
+            Some(name) => match Profile::named(name) {
+                Some(profile) => profile,
+                None => {
+                    let names: Vec<_> = Profile::names().map(|name| format!("`{name}`")).collect();
+                    let must = format!("one of {}", names.join(", "));
+                    self.refuse(&key.name("model_profile"), name, &must);
+                    return None;
+                }
+            },
+        };
+        let written::Constants {
+            k0_ms,
+            a1_ms,
+            a2_ms,
+            c0_ms,
+            c1_ms,
+            c2_ms,
+            kv_bytes_per_token,
+            x0_ms,
+            bandwidth_gb_s,
+        } = model.constants;
+        let seconds = |ms: Option<f64>, start: f64| ms.map_or(start, |ms| ms * 1e-3);
+        let profile = Profile {
+            k0: seconds(k0_ms, start.k0),
+            a1: seconds(a1_ms, start.a1),
+            a2: seconds(a2_ms, start.a2),
+            c0: seconds(c0_ms, start.c0),
+            c1: seconds(c1_ms, start.c1),
+            c2: seconds(c2_ms, start.c2),
+            x0: seconds(x0_ms, start.x0),
+            bandwidth: bandwidth_gb_s.map_or(start.bandwidth, |gb| gb * 1e9),
+            kv_bytes_per_token: kv_bytes_per_token.unwrap_or(start.kv_bytes_per_token),
+        };
+        if !profile.is_usable() {
+            self.problem(&key.name("constants"), "each constant must be above 0");
+            return None;
+        }
+        Some(profile)
     }
 
     /// Prefill and decode need one another; a model needs somebody.
@@ -145,6 +194,12 @@ impl Resolver<'_> {
         };
         self.problem(&key.name("workers"), message);
     }
+}
+
+fn slo(slo: &written::Slo) -> brain::Slo {
+    // The check has refused what is no time.
+    let span = |ms: OffOr<f64>| ms.on().and_then(|ms| Duration::try_from_secs_f64(ms * 1e-3).ok());
+    brain::Slo { ttft: span(slo.ttft_ms), itl: span(slo.itl_ms) }
 }
 
 fn tokenizer(tokenizer: &written::Tokenizer) -> Tokenizer {

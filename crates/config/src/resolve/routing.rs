@@ -23,6 +23,7 @@ impl Resolver<'_> {
             .zip(&written.shadow)
             .map(|(i, shadow)| self.shadow(&key.name("shadow").index(i), shadow, written))
             .collect();
+        let predicted = self.predicted(key, written);
         let session = self.session(key, &written.session_affinity);
         let breaker = self.breaker(key, &written.breaker);
         let session = session?;
@@ -48,8 +49,26 @@ impl Resolver<'_> {
             output_allowance_tokens: written.output_allowance_tokens,
             // The hasher's keys are random per process.
             seed: written.seed.unwrap_or_else(|| RandomState::new().hash_one(())),
+            predicted: predicted?,
+            ..brain::Settings::default()
         };
         Some((settings, session))
+    }
+
+    /// The cold policy reads the parameters of `routing`; it has to do without thresholds that have
+    /// no default.
+    fn predicted(&mut self, key: &Key, written: &written::Routing) -> Option<brain::Predicted> {
+        let parameters = &written.parameters;
+        let cold = written::Policy {
+            policy: written.predicted.cold_policy,
+            prefill_busy_threshold: parameters.prefill_busy_threshold.or(Some(1.0)),
+            ..parameters.clone()
+        };
+        Some(brain::Predicted {
+            stickiness: factor(written.predicted.stickiness),
+            lambda: factor(written.predicted.lambda),
+            cold: self.rule(key, &cold)?,
+        })
     }
 
     fn policy(&mut self, key: &Key, written: &written::Policy) -> Option<brain::Policy> {
@@ -85,6 +104,7 @@ impl Resolver<'_> {
                 non_cached_tokens: written.non_cached_tokens,
                 prompt_tokens: written.prompt_tokens,
             }),
+            PolicyName::Predicted => brain::Rule::Predicted,
             PolicyName::MaxLocalPrefill => brain::Rule::MaxLocalPrefill(brain::MaxLocalPrefill {
                 max_local_prefill_length: written.max_local_prefill_length,
             }),
@@ -161,6 +181,7 @@ fn guards(written: &written::Routing) -> brain::GuardSettings {
     brain::GuardSettings {
         decode_kv: decode_kv.map_or(brain::KvGuard::Off, brain::KvGuard::Above),
         local_prefill_budget: match written.local_prefill_budget {
+            LocalPrefillBudget::ByPolicy => brain::Budget::ByPolicy,
             LocalPrefillBudget::Off => brain::Budget::Off,
             LocalPrefillBudget::Chunks(chunks) => brain::Budget::Chunks(factor(chunks)),
             LocalPrefillBudget::Tokens(tokens) => brain::Budget::Tokens(tokens),

@@ -13,10 +13,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::model::{
-    Engine, Estimates, KvEvents, KvEventsWord, KvStream, Model, Role, SocketMode, Tokenizer, Worker,
+    Constants, Engine, Estimates, KvEvents, KvEventsWord, KvStream, Model, Role, Slo, SocketMode,
+    Tokenizer, Worker,
 };
 pub use self::routing::{
-    Breaker, Cost, LocalPrefillBudget, Policy, PolicyName, Routing, SessionAffinity, Shadow,
+    Breaker, Cost, LocalPrefillBudget, Policy, PolicyName, Predicted, Routing, SessionAffinity,
+    Shadow,
 };
 use crate::scalar::{OffOr, Size, Span};
 
@@ -73,6 +75,8 @@ section! {
         metrics: Metrics = Metrics::default();
         /// What is known of the workers' KV caches.
         kv: Kv = Kv::default();
+        /// What is measured of the engines, for the policy `predicted`.
+        calibration: Calibration = Calibration::default();
         /// Tokenising.
         tokens: Tokens = Tokens::default();
         /// Whether replies say which way they went: `x-pointsman-path`, `x-pointsman-reason` and
@@ -84,6 +88,17 @@ section! {
         log: Log = Log::default();
         /// How the router stops.
         shutdown: Shutdown = Shutdown::default();
+    }
+}
+
+section! {
+    /// What is measured of the engines, for the policy `predicted`.
+    Calibration {
+        /// File that keeps what was measured over a restart. One that cannot be read or does not fit is
+        /// said so in the log and not used.
+        state_file: Option<String> = None;
+        /// Pause between two writes of it; it is also written at shutdown.
+        save_interval: Span = Span::secs(60), min "1s", max "1d";
     }
 }
 
@@ -182,6 +197,11 @@ section! {
         approximate_ttl: Span = Span::secs(120), min "1s", max "7d";
         /// Most KV blocks recorded for a worker whose capacity is not known.
         approximate_blocks: NonZeroU64 = NonZeroU64::new(32_768).unwrap_or(NonZeroU64::MIN), max 16777216;
+        /// URL of another router whose index this one starts with (`--restore-from`); that one must have
+        /// `admin.index_snapshot: true`. Where it cannot be had, the router starts empty.
+        restore_from: Option<String> = None;
+        /// How much later than without it the router may be ready because of `restore_from`.
+        restore_timeout: Span = Span::secs(10), min "100ms", max "10m";
     }
 }
 
@@ -215,6 +235,9 @@ section! {
         /// Whether workers may be added, drained and removed through `/v1/pointsman/workers`. Whoever
         /// reaches the port may then do so.
         worker_api: bool = false;
+        /// Whether other routers may start with this one's index (`/v1/pointsman/index/snapshot`). It holds
+        /// the seeds of the index: whoever knows them can make prompts that are taken for each other.
+        index_snapshot: bool = false;
     }
 }
 

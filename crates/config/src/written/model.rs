@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Routing, section};
-use crate::scalar::Span;
+use crate::scalar::{OffOr, Span};
 
 section! {
     /// A base model.
@@ -25,6 +25,13 @@ section! {
         /// Overrides of the top-level `routing` for this model, key by key.
         #[schemars(extend("x-overrides" = "routing"))]
         routing: Option<Routing> = None;
+        /// What its requests are to be served within, unless they say otherwise.
+        slo: Slo = Slo::default();
+        /// Model and GPUs whose measured constants predictions start from. Default: the first of the
+        /// table; what is measured while serving corrects any of them.
+        model_profile: Option<String> = None;
+        /// Single constants that predictions start from, instead of those of the profile.
+        constants: Constants = Constants::default();
         /// The engines that serve it.
         workers: Vec<Worker> = Vec::new();
         /// Whether workers join at run time, so that there may be none of a kind at the start. Needs
@@ -59,6 +66,41 @@ section! {
         video_tokens: u32 = 8192;
         /// Tokens of one file, embedding or other part that is no text.
         other_tokens: u32 = 1024;
+    }
+}
+
+section! {
+    /// Service level objectives: what the policy `predicted` aims at. A request overrides them with the
+    /// headers `x-slo-ttft-ms` and `x-slo-itl-ms`.
+    Slo {
+        /// Time to first token, in milliseconds.
+        ttft_ms: OffOr<f64> = OffOr::OFF, min 1, max 86400000;
+        /// Mean time between tokens, in milliseconds.
+        itl_ms: OffOr<f64> = OffOr::OFF, min 0.01, max 3600000;
+    }
+}
+
+section! {
+    /// Constants of one worker and one link.
+    Constants {
+        /// Fixed time of a step that computes prompt tokens, in ms.
+        k0_ms: Option<f64> = None, min 0;
+        /// Time per prompt token, in ms.
+        a1_ms: Option<f64> = None, min 0;
+        /// Time per prompt token and token of its context, in ms.
+        a2_ms: Option<f64> = None, min 0;
+        /// Least time of a decode step, in ms.
+        c0_ms: Option<f64> = None, min 0;
+        /// Time of a decode step per running sequence, in ms.
+        c1_ms: Option<f64> = None, min 0;
+        /// Time of a decode step per token of the running sequences' context, in ms.
+        c2_ms: Option<f64> = None, min 0;
+        /// KV bytes of one token.
+        kv_bytes_per_token: Option<f64> = None, min 0;
+        /// Fixed time of moving a prompt's KV, in ms.
+        x0_ms: Option<f64> = None, min 0;
+        /// Bandwidth of a link, in GB/s.
+        bandwidth_gb_s: Option<f64> = None, min 0;
     }
 }
 

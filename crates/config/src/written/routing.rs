@@ -22,6 +22,8 @@ section! {
         decode_busy_threshold: OffOr<f64> = decode_busy_threshold(), min 0, max 1;
         /// Guard `local_prefill_budget`: most local prefill tokens in flight on one worker.
         local_prefill_budget: LocalPrefillBudget = LocalPrefillBudget::default();
+        /// For `predicted`: how it weighs what it predicts.
+        predicted: Predicted = Predicted::default();
         /// In a mixed fleet, requests of at most this many tokens only use unified workers, longer ones
         /// only prefill and decode workers.
         isl_gate: OffOr<u32> = OffOr::OFF;
@@ -51,7 +53,7 @@ section! {
     Policy {
         /// The rule between local and remote prefill. `u` is the effective ISL: prompt tokens that the
         /// decode worker would have to compute.
-        policy: PolicyName = PolicyName::IslBounding;
+        policy: PolicyName = PolicyName::Predicted;
         /// For `short_prompt`: local when ISL <= this.
         short_prefill_tokens: u32 = brain::ShortPrompt::default().short_prefill_tokens;
         /// For `isl_bounding`, `isl_or_load`, `isl_and_load`: local needs u < this.
@@ -59,7 +61,8 @@ section! {
         /// For the same policies: local also needs u / ISL < this.
         eff_isl_ratio_threshold: f64 = brain::IslBounding::default().eff_isl_ratio_threshold.get(), min 0, max 1;
         /// For `prefill_load`, `isl_or_load`, `isl_and_load`, which need it: a prefill worker is busy when
-        /// its active prefill tokens > this x its `max_num_batched_tokens`.
+        /// its active prefill tokens > this x its `max_num_batched_tokens`. As `cold_policy` they take 1
+        /// where it is not given.
         prefill_busy_threshold: Option<f64> = None, min 0;
         /// For `uncached_tokens`: local when u < this; 0 is always local.
         non_cached_tokens: u32 = brain::UncachedTokens::default().non_cached_tokens;
@@ -97,6 +100,8 @@ pub enum PolicyName {
     UncachedTokens,
     /// Local when something is cached and little is left, as in TensorRT-LLM.
     MaxLocalPrefill,
+    /// Whichever path is predicted to cost less, to the request and to those that run already.
+    Predicted,
 }
 
 /// A policy that is only counted.
@@ -115,12 +120,28 @@ pub enum Shadow {
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum LocalPrefillBudget {
+    /// `{chunks: 4}`; no bound under the policy `predicted`, which weighs what a local prefill does to
+    /// others.
+    ByPolicy,
     /// No bound.
     Off,
     /// This many times the worker's `max_num_batched_tokens`.
     Chunks(#[schemars(extend("x-minimum" = 0))] f64),
     /// This many tokens.
     Tokens(u32),
+}
+
+section! {
+    /// How the policy `predicted` weighs what it predicts.
+    Predicted {
+        /// The policy that decides close cases until enough was measured, with the parameters of
+        /// `routing`; `predicted` leaves them to the predictions.
+        cold_policy: PolicyName = PolicyName::IslOrLoad;
+        /// Taken off the cost of the path that a session's previous turn took.
+        stickiness: f64 = brain::Predicted::default().stickiness.get(), min 0, max 10;
+        /// Cost of delaying a request that streams already by one second, where it has no `itl_ms`.
+        lambda: f64 = brain::Predicted::default().lambda.get(), min 0, max 1000;
+    }
 }
 
 /// What names a session.
@@ -175,6 +196,7 @@ fn decode_busy_threshold() -> OffOr<f64> {
 impl Default for LocalPrefillBudget {
     fn default() -> Self {
         match brain::GuardSettings::default().local_prefill_budget {
+            brain::Budget::ByPolicy => LocalPrefillBudget::ByPolicy,
             brain::Budget::Off => LocalPrefillBudget::Off,
             brain::Budget::Chunks(chunks) => LocalPrefillBudget::Chunks(chunks.get()),
             brain::Budget::Tokens(tokens) => LocalPrefillBudget::Tokens(tokens),
