@@ -21,6 +21,9 @@ pub struct Ask<'a> {
     pub sequences: u32,
     /// Whether the prompt can be computed on one worker and decoded on another (not so for batches).
     pub disaggregable: bool,
+    /// Whether its first token will be seen; where it is not, the prompt is taken to be computed when
+    /// it is predicted to be.
+    pub streams: bool,
     /// The session that the request belongs to.
     pub session: Option<u64>,
     /// What the request is to be served within, where it says so.
@@ -45,6 +48,7 @@ impl<'a> Ask<'a> {
             max_new_tokens: None,
             sequences: 1,
             disaggregable: true,
+            streams: true,
             session: None,
             slo: Slo::default(),
             wish: None,

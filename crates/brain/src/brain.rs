@@ -270,6 +270,7 @@ impl Brain {
             isl: ask.isl_tokens,
             slo: ask.slo.or(self.settings.slo),
             ttft: forecast.0,
+            streams: ask.streams,
         };
         self.predictor.book(booking, &booked, now);
         forecast

@@ -30,8 +30,8 @@ const SAME_WORK: std::ops::RangeInclusive<f64> = 0.8..=1.25;
 pub(crate) struct Desk {
     pub(crate) role: Role,
     pub(crate) chunk: u32,
-    /// Prompts given to it and not yet computed, in order, by the booking's place.
-    queue: VecDeque<(u32, Prefill)>,
+    /// Prompts given to it and not yet computed, in order.
+    queue: VecDeque<Queued>,
     /// Their sum.
     pub(crate) waiting: Prefill,
     /// Since when it is at the first of them.
@@ -54,6 +54,16 @@ pub(crate) struct Desk {
     pub(crate) decode_bias: Average,
     /// Relative error of predicted TTFT, remote and local.
     pub(crate) errors: [Average; 2],
+}
+
+/// A prompt that was given to a worker.
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    /// The booking, by its place.
+    place: u32,
+    work: Prefill,
+    /// When it is taken to be computed, where its end will not be seen.
+    silent_until: Option<Time>,
 }
 
 /// Sums over time of what streamed, in sequence seconds and token seconds.
@@ -154,6 +164,26 @@ impl Desk {
         self.past.until = self.past.until.max(now);
         self.past.sums.sequences += seconds * self.batch.sequences;
         self.past.sums.context += seconds * self.batch.context;
+        self.pass_silent();
+    }
+
+    /// Takes out what must be computed by now, though nobody said so.
+    fn pass_silent(&mut self) {
+        while let Some(&Queued { work, silent_until: Some(until), .. }) = self.queue.front()
+            && until <= self.past.until
+        {
+            self.queue.pop_front();
+            self.left_queue(work);
+            self.head_since = self.head_since.max(until);
+            self.window.sound = false;
+        }
+    }
+
+    fn left_queue(&mut self, work: Prefill) {
+        self.waiting.take(work);
+        if self.queue.is_empty() {
+            self.waiting = Prefill::default();
+        }
     }
 
     /// What streamed on average since then.
@@ -167,14 +197,21 @@ impl Desk {
     }
 
     /// A prompt is given to the worker.
-    pub(crate) fn enqueue(&mut self, place: u32, work: Prefill, now: Time) {
+    pub(crate) fn enqueue(
+        &mut self,
+        place: u32,
+        work: Prefill,
+        silent_until: Option<Time>,
+        now: Time,
+    ) {
         self.pass(now);
         if self.queue.is_empty() {
             self.head_since = self.past.until;
             self.open_window();
             self.window.mid_step = self.batch.sequences > 0.0;
         }
-        self.queue.push_back((place, work));
+        self.queue.push_back(Queued { place, work, silent_until });
+        self.window.sound &= silent_until.is_none();
         self.waiting.add(work);
         self.prompts += 1;
     }
@@ -192,12 +229,9 @@ impl Desk {
     /// A prompt leaves the queue.
     pub(crate) fn dequeue(&mut self, place: u32, left: Left, now: Time) -> Option<PrefillSample> {
         self.pass(now);
-        let at = self.queue.iter().position(|(queued, _)| *queued == place)?;
-        let (_, work) = self.queue.remove(at)?;
-        self.waiting.take(work);
-        if self.queue.is_empty() {
-            self.waiting = Prefill::default();
-        }
+        let at = self.queue.iter().position(|queued| queued.place == place)?;
+        let Queued { work, .. } = self.queue.remove(at)?;
+        self.left_queue(work);
         if left == Left::Dropped {
             self.window.sound = false;
         } else {
@@ -213,6 +247,7 @@ impl Desk {
         }
         let closed = self.window;
         self.open_window();
+        self.window.sound = self.queue.iter().all(|queued| queued.silent_until.is_none());
         (closed.sound && closed.work.tokens > 0.0).then(|| PrefillSample {
             seconds: self.past.until.since(closed.since).as_secs_f64(),
             work: closed.work,
@@ -223,7 +258,7 @@ impl Desk {
 
     /// `W`: seconds until the prompts in the queue are computed, as seen at `now`.
     pub(crate) fn wait(&self, by: &Constants, now: Time) -> f64 {
-        let head = self.queue.front().map_or(0.0, |(_, work)| work.seconds(by));
+        let head = self.queue.front().map_or(0.0, |queued| queued.work.seconds(by));
         let had = now.since(self.head_since).as_secs_f64().min(head);
         let since = now.since(self.reported.at).as_secs_f64();
         let beyond = (self.reported.beyond * by.a1 - since).max(0.0);

@@ -90,8 +90,11 @@ impl Predictor {
             let mark = self.desk(booked.decode).map(|desk| desk.mark(0)).unwrap_or_default();
             Phase::Moving { since: now, mark }
         } else {
+            // The end of a remote prefill is seen whatever the client asked for.
+            let seen = booked.streams || booked.prefill.is_some();
+            let silent_until = (!seen).then(|| self.computed_by(computes, booked.work, now));
             if let Some(desk) = self.desk_mut(Some(computes)) {
-                desk.enqueue(id.place(), booked.work, now);
+                desk.enqueue(id.place(), booked.work, silent_until, now);
             }
             Phase::Queued
         };

@@ -96,6 +96,8 @@ pub(crate) struct Booked {
     pub(crate) slo: Slo,
     /// Predicted TTFT in seconds.
     pub(crate) ttft: f64,
+    /// Whether a first token will be seen.
+    pub(crate) streams: bool,
 }
 
 /// A first token: what was predicted, and what it was.
@@ -199,6 +201,15 @@ impl Predictor {
     pub(crate) fn work(&self, slot: Slot, u: u32, isl: u32) -> Prefill {
         let chunk = self.desk(slot).map_or(DEFAULT_CHUNK_TOKENS, |desk| desk.chunk);
         Prefill::new(u, isl, chunk)
+    }
+
+    /// When a worker will have computed a prompt that it is given now.
+    fn computed_by(&self, slot: Slot, work: Prefill, now: Time) -> Time {
+        let seconds = self.desk(slot).map_or(0.0, |desk| {
+            let by = self.constants(desk);
+            desk.wait(&by, now) + work.seconds(&by)
+        });
+        now.after(std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default())
     }
 
     /// What computing for `delay` seconds costs those that stream from a worker.

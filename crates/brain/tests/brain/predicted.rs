@@ -442,6 +442,7 @@ fn events_that_are_missing_late_twice_or_before_their_time_do_no_harm() {
                 let isl = [0, 1, 300, 5_000, u32::MAX][draw(5) as usize];
                 let tries = fresh();
                 let ask = Ask {
+                    streams: draw(3) > 0,
                     sequences: draw(3) as u32,
                     session: Some(draw(9)),
                     ..Ask::new(isl, &[], &tries)
@@ -516,4 +517,24 @@ fn a_request_may_bring_slos_of_its_own() {
     let (slo, harder) = scores(strict);
     assert_eq!((slo.ttft, slo.itl), (strict.ttft, Some(Duration::from_millis(30))));
     assert!(harder > usual);
+}
+
+#[test]
+fn a_prompt_whose_end_is_not_seen_does_not_block_the_queue_for_ever() {
+    let mut brain = brain(with_rule(Rule::AlwaysLocal), &[prefill(), decode()]);
+    let tries = fresh();
+    for _ in 0..10 {
+        let ask = Ask { streams: false, ..Ask::new(4_000, &[], &tries) };
+        brain.decide(&ask, NOW).unwrap();
+    }
+    let wait = |brain: &Brain, now| brain.calibration(now).workers[1].queue_seconds;
+    let whole = wait(&brain, NOW);
+    assert!(whole > 1.5, "ten prompts of 4000 tokens: {whole}");
+    // A request in between lets the time pass.
+    let streaming = ask_at(&mut brain, 100, at(whole / 2.0));
+    assert!((wait(&brain, at(whole / 2.0)) - whole / 2.0).abs() < 0.3);
+    brain.first_token(streaming.booking, at(whole + 0.1));
+    assert_eq!(wait(&brain, at(whole + 0.1)), 0.0);
+    let samples: u64 = brain.calibration(at(9.0)).workers.iter().map(|w| w.prefill_samples).sum();
+    assert_eq!(samples, 0, "nothing was measured by it");
 }
