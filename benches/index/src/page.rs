@@ -21,15 +21,19 @@ crates.io, through one workload in one run.
 
 64 workers hold about 10 M (worker, block) pairs, in blocks of 16 tokens. A ninth of the pairs each is of
 prompts of 64, 512 and 4096 blocks that 1, 8 and 64 workers hold; every second prompt begins with one of 64
-common beginnings of 32 blocks. Workers announce their blocks in messages of eight events, worker by worker
-in random order. Then the index churns at constant size: each worker's oldest prompts go leaf first, one block
-per event, while other prompts come, in events of eight blocks and then of one.
+common beginnings of 32 blocks. One token of eight has an id above 65 535. Workers announce their blocks in
+messages of eight events, worker by worker in random order. Then the index churns at constant size: each
+worker's oldest prompts go leaf first, one block per event, while other prompts come, in events of eight
+blocks and then of one.
 
 - Each subject runs in a process of its own. Bytes are the growth of its resident memory.
 - Rates are per second of CPU time of the one thread that works; latencies are wall time of single calls.
 - Half of the queries are prompts that some worker holds, half leave such a prompt at a random block.
-  *Random chains* are asked one after the other. *Caches evicted*: 64 MiB are read before each query.
-  *Beside a writer*: another thread stores and removes at full speed.
+  *Random chains* are asked one after the other. *Caches evicted*: 64 MiB are read before each query, so that
+  even the code and the page tables come from memory. *Beside a writer*: 64 chains again and again, while
+  another thread stores and removes at full speed. *Hot*: 16 chains again and again.
+- Everything here waits for memory, and a machine that others use too is slow at that. The limits at the end
+  are measured in the same run; compare with them, and columns with each other.
 - All engines name a block alike, because dynamo's indexers need that; what happens when they do not is
   under *Right answers*.
 
@@ -81,7 +85,10 @@ fn circumstances(quick: bool) -> anyhow::Result<String> {
         ("kernel", kernel.trim().to_owned()),
         ("compiler", output("rustc", &["--version"])),
         ("size", if quick { "a trial" } else { "whole" }.to_owned()),
-        ("load after", fs::read_to_string("/proc/loadavg")?.trim().to_owned()),
+        (
+            "processes ready, of 1, 5 and 15 minutes",
+            fs::read_to_string("/proc/loadavg")?.trim().to_owned(),
+        ),
     ];
     let line = |(name, value): &(&str, String)| format!("- {name}: {value}\n");
     Ok(lines.iter().map(line).collect())
@@ -92,4 +99,18 @@ fn output(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().ok();
     let said = output.map(|output| output.stdout).unwrap_or_default();
     String::from_utf8_lossy(&said).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_by_hand_stays() {
+        let first = replaced("", &format!("{BEGIN}\none\n{END}"));
+        let edited = first.replace("# Prefix index", "# The prefix index") + "\nBy hand.\n";
+        let second = replaced(&edited, &format!("{BEGIN}\ntwo\n{END}"));
+        assert_eq!(second, edited.replace("\none\n", "\ntwo\n"));
+        assert!(second.starts_with("# The prefix index") && second.ends_with("\nBy hand.\n"));
+    }
 }

@@ -217,10 +217,11 @@ const LOAD: f64 = 0.8;
 const WORD: f64 = 8.0;
 
 fn limits(ours: &Figures, own: &OwnFigures, floor: &Floor) -> String {
-    let Floor { dependent_ns, of_eight_ns, streamed_byte_ns } = *floor;
+    let Floor { dependent_ns, of_eight_ns, streamed_byte_ns, multiply_ns } = *floor;
     let mut out = format!(
         "### Limits of this machine\n\nA dependent load from 256 MiB takes {dependent_ns:.0} ns, one of eight \
-         independent ones {of_eight_ns:.1} ns; reading in order {:.1} GB/s. One message block of vLLM 0.32 is {:.0} \
+         independent ones {of_eight_ns:.1} ns; reading in order {:.1} GB/s; an `or` and a multiplication, \
+         four cycles, {multiply_ns:.2} ns. One message block of vLLM 0.32 is {:.0} \
          bytes and takes {:.0} ns to read; hashing it {:.0} ns.\n\n| figure | here | limit | because |\n\
          | --- | ---: | ---: | --- |\n",
         1.0 / streamed_byte_ns,
