@@ -15,12 +15,17 @@ pub(crate) struct Args {
     /// Address of the API; stands for `listen.address`.
     #[arg(long)]
     address: Option<String>,
+    /// URL of a running router whose index this one starts with; stands for `kv.restore_from`.
+    #[arg(long, value_name = "URL")]
+    restore_from: Option<String>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let port = args.port.as_ref().map(|port| flag("--port", "listen.port", port));
     let address = args.address.as_ref().map(|addr| flag("--address", "listen.address", addr));
-    let loaded = args.sources.load(port.into_iter().chain(address).collect())?;
+    let restore =
+        args.restore_from.as_ref().map(|url| flag("--restore-from", "kv.restore_from", url));
+    let loaded = args.sources.load(port.into_iter().chain(address).chain(restore).collect())?;
     logging::start(&loaded.settings.log, &loaded.notices)?;
     shutdown::block_on(async {
         let asked = shutdown::asked();

@@ -37,12 +37,13 @@ impl Publisher {
         let codec = Connection::new(SocketType::Pub, Limits::default());
         let mut subscriber = Subscriber { stream, codec };
         loop {
-            subscriber.flush().await.expect("the router reads");
             while let Some(event) = subscriber.codec.poll().expect("the router speaks ZMTP") {
                 if matches!(event, Event::Subscribe(_)) {
                     return subscriber;
                 }
             }
+            // What was read may have to be answered before more comes.
+            subscriber.flush().await.expect("the router reads");
             let mut buffer = [0; 4096];
             let read = subscriber.stream.read(&mut buffer).await.expect("the router speaks");
             assert!(read > 0, "the router hung up");

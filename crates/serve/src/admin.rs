@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::error::{Refusal, Reply, json as reply_json};
 use crate::fleet::{AddError, Group, Rank};
 use crate::router::Router;
-use crate::{api, life, receive, report};
+use crate::{api, life, receive, report, snapshot};
 
 /// Answers a request for `/v1/pointsman/<rest>`.
 pub(crate) async fn answer(router: &Arc<Router>, rest: &str, head: Parts, body: Incoming) -> Reply {
@@ -25,7 +25,10 @@ pub(crate) async fn answer(router: &Arc<Router>, rest: &str, head: Parts, body: 
         ["explain"] if head.method == Method::POST => {
             explain(router, head, body).await.unwrap_or_else(|refusal| refusal.reply())
         }
-        ["status"] => api::wrong_method(&Method::GET),
+        ["index", "snapshot"] if get => {
+            snapshot::reply(router).unwrap_or_else(|refusal| refusal.reply())
+        }
+        ["status"] | ["index", "snapshot"] => api::wrong_method(&Method::GET),
         ["workers", ..] if !router.settings.worker_api => {
             Refusal::new(403, "the worker API is off: set `admin.worker_api: true`").reply()
         }

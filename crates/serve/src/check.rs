@@ -51,8 +51,8 @@ impl fmt::Display for Findings {
 
 /// Asks every worker once and reports.
 pub async fn check(settings: Settings) -> Result<Findings, StartError> {
-    let router = Arc::new(assemble(settings)?);
-    router.add_configured_workers()?;
+    let router = Arc::new(assemble(settings, None)?);
+    router.add_configured_workers(None).await?;
     watch::first_look(&router).await;
     let mut findings = Findings::default();
     for group in &router.fleet.groups {

@@ -1,17 +1,25 @@
 //! What the router itself answers when it does not pass on an engine's reply.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::channel::Channel;
 use http_body_util::{Either, Full};
 use pointsman_wire::body::BodyError;
 use pointsman_wire::openai::ApiError;
 
 use crate::relay::Relay;
 
-/// The body of every reply: whole, or passed on as it comes.
-pub(crate) type Reply = Response<Either<Full<Bytes>, Relay>>;
+/// A body that is made while it is sent.
+pub(crate) type Streamed = Channel<Bytes, Infallible>;
+
+/// A body of the router's own: whole, or made while it is sent.
+pub(crate) type Own = Either<Full<Bytes>, Streamed>;
+
+/// The body of every reply: the router's own, or passed on as it comes.
+pub(crate) type Reply = Response<Either<Own, Relay>>;
 
 /// An answer that refuses a request, shaped as the OpenAI API does it.
 #[derive(Debug)]
@@ -61,6 +69,11 @@ impl From<BodyError> for Refusal {
     }
 }
 
+/// A body at hand.
+pub(crate) fn full(bytes: Bytes) -> Either<Own, Relay> {
+    Either::Left(Either::Left(Full::new(bytes)))
+}
+
 /// A JSON reply.
 pub(crate) fn json(status: u16, body: impl Into<Bytes>) -> Reply {
     whole(status, "application/json", body)
@@ -68,7 +81,7 @@ pub(crate) fn json(status: u16, body: impl Into<Bytes>) -> Reply {
 
 /// A reply with a body at hand.
 pub(crate) fn whole(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Either::Left(Full::new(body.into())));
+    let mut reply = Response::new(full(body.into()));
     *reply.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     reply

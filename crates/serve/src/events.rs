@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::apply::{Message, Read, WINDOW_CHANGES, Window};
 use crate::fleet::{Group, Rank};
 use crate::kv_metrics::Tally;
-use crate::mark::Mark;
+use crate::mark::{Mark, Reached};
 use crate::metrics::ByWorker;
 use crate::router::{Router, labels};
 use crate::zmq::{Listener, Socket, ZmqError};
@@ -353,7 +353,7 @@ impl Follower {
                 return;
             }
             writer.clear(Slot(self.rank.slot.0));
-            self.rank.worker.set_mark(self.rank.slot, None);
+            self.rank.worker.set_reached(self.rank.slot, Reached::Within);
         }
         let what = match cause {
             ClearCause::Restart => "the publisher of KV events started anew",
@@ -424,7 +424,8 @@ impl Follower {
             }
             let applied = self.window.apply(&mut writer);
             let mark = Mark { position: self.cursor.position(), groups: self.window.groups() };
-            self.rank.worker.set_mark(self.rank.slot, done.then_some(mark));
+            let reached = if done { Reached::Mark(mark) } else { Reached::Within };
+            self.rank.worker.set_reached(self.rank.slot, reached);
             applied
         };
         self.behind = !done;

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::mark::Marks;
 use crate::prompt::Tokenizer;
+use crate::snapshot::Seeds;
 
 /// Tokens of a KV block where neither the configuration nor the engine has said: vLLM's default.
 const USUAL_BLOCK_SIZE: NonZeroU32 = NonZeroU32::MIN.saturating_add(15);
@@ -219,6 +220,7 @@ pub(crate) struct Group {
     pub(crate) settings: config::Model,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) hasher: kv::Hasher,
+    pub(crate) seeds: Seeds,
     pub(crate) reader: kv::Reader,
     pub(crate) roster: ArcSwap<Roster>,
     pub(crate) created: u64,
@@ -266,15 +268,17 @@ impl Group {
         settings: config::Model,
         tokenizer: Tokenizer,
         brain: Brain,
-        hasher: kv::Hasher,
+        seeds: Seeds,
         approximate: config::Approximate,
         clock: Clock,
     ) -> Group {
-        let (writer, reader) = kv::index();
+        let index = kv::IndexSettings { seed: seeds.names, ..kv::IndexSettings::default() };
+        let (writer, reader) = kv::index_with(index);
         Group {
             settings,
             tokenizer,
-            hasher,
+            hasher: kv::Hasher::new(seeds.hasher),
+            seeds,
             reader,
             roster: ArcSwap::default(),
             created: u64::try_from(crate::prompt::unix_seconds()).unwrap_or(0),

@@ -11,7 +11,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use http_body_util::{Either, Full};
+use http_body_util::Either;
 use hyper::body::Incoming;
 use pointsman_brain::{Ask, Cause, Decision, End, Held, Ladder, Leg, Next, Path, Slot};
 use pointsman_wire::body::Limits;
@@ -23,7 +23,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::admission::Ticket;
 use crate::booking::Booking;
-use crate::error::{Refusal, Reply};
+use crate::error::{Refusal, Reply, full};
 use crate::fleet::{Group, Rank, Roster};
 use crate::handoff::Unused;
 use crate::outgoing::{Begun, Outgoing};
@@ -351,7 +351,7 @@ impl Life {
             run.usage(usage);
         }
         run.end(End::Finished, None);
-        Ok(reply.map(|()| Either::Left(Full::new(bytes))))
+        Ok(reply.map(|()| full(bytes)))
     }
 
     /// Has a prompt computed on a prefill worker.
@@ -518,7 +518,7 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 
 /// An engine's refusal, as it stands.
 fn passed_on(from: &HeaderMap, status: u16, bytes: Bytes) -> Reply {
-    let mut reply = Response::new(Either::Left(Full::new(bytes)));
+    let mut reply = Response::new(full(bytes));
     *reply.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
     *reply.headers_mut() = headers::passed(from);
     reply

@@ -19,13 +19,25 @@ pub(crate) struct Mark {
     pub(crate) groups: Groups,
 }
 
+/// How far the index has got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// Nobody follows the rank's events.
+    #[default]
+    Nothing,
+    /// The middle of a message.
+    Within,
+    /// A place between two messages.
+    Mark(Mark),
+}
+
 /// The marks of a worker, by rank.
 #[derive(Debug)]
 pub(crate) struct Marks(Box<[OfRank]>);
 
 #[derive(Debug, Default)]
 struct OfRank {
-    reached: Mutex<Option<Mark>>,
+    reached: Mutex<Reached>,
     /// What a snapshot said, until somebody goes on from there.
     restored: Mutex<Option<Mark>>,
 }
@@ -38,15 +50,16 @@ impl Marks {
 
 impl Worker {
     /// Sets how far a rank's events are in the index; the caller holds its writer.
-    pub(crate) fn set_mark(&self, slot: Slot, mark: Option<Mark>) {
+    pub(crate) fn set_reached(&self, slot: Slot, reached: Reached) {
         if let Some(rank) = self.marks_of(slot) {
-            *rank.reached.lock().unwrap_or_else(PoisonError::into_inner) = mark;
+            *rank.reached.lock().unwrap_or_else(PoisonError::into_inner) = reached;
         }
     }
 
-    /// How far a rank's events are in the index, unless that is the middle of a message.
-    pub(crate) fn mark(&self, slot: Slot) -> Option<Mark> {
-        *self.marks_of(slot)?.reached.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How far a rank's events are in the index.
+    pub(crate) fn reached(&self, slot: Slot) -> Reached {
+        let reached = |rank: &OfRank| *rank.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        self.marks_of(slot).map_or(Reached::Nothing, reached)
     }
 
     /// The index holds for a rank what a snapshot said.

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use crate::admission::Gate;
 use crate::fleet::{AddError, Fleet, Group, Rank, Worker};
 use crate::metrics::{ByWorker, GroupReading, Metrics, WorkerReading};
+use crate::restore::Snapshot;
 use crate::upstream::Upstream;
 use crate::{events, watch};
 
@@ -27,6 +28,8 @@ pub(crate) struct Router {
     pub(crate) body_room: Arc<Semaphore>,
     /// One permit for each prompt that may be tokenised apart at once.
     pub(crate) tokenising: Arc<Semaphore>,
+    /// One permit for the snapshot that may be read at once.
+    pub(crate) snapshots: Arc<Semaphore>,
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the process is to end.
     pub(crate) stop: CancellationToken,
@@ -49,6 +52,7 @@ impl Router {
             tokenising: Arc::new(Semaphore::new(
                 std::thread::available_parallelism().map_or(1, usize::from),
             )),
+            snapshots: Arc::new(Semaphore::new(1)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             draining: AtomicBool::new(false),
@@ -66,12 +70,22 @@ impl Router {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Adds every worker that the configuration names.
-    pub(crate) fn add_configured_workers(self: &Arc<Self>) -> Result<(), AddError> {
+    /// Adds every worker that the configuration names, and starts with what a snapshot says of them.
+    pub(crate) async fn add_configured_workers(
+        self: &Arc<Self>,
+        snapshot: Option<Snapshot>,
+    ) -> Result<(), AddError> {
+        let mut added = Vec::new();
         for group in &self.fleet.groups {
             for worker in &group.settings.workers {
-                self.add_worker(group, worker.clone())?;
+                added.push((group, group.add(worker.clone())?));
             }
+        }
+        if let Some(snapshot) = snapshot {
+            snapshot.fill(self).await;
+        }
+        for (group, worker) in added {
+            self.attend(group, &worker);
         }
         Ok(())
     }
@@ -94,15 +108,20 @@ impl Router {
         settings: WorkerSettings,
     ) -> Result<Arc<Worker>, AddError> {
         let worker = group.add(settings)?;
-        let task = watch::watch(Arc::clone(self), Arc::clone(group), Arc::clone(&worker));
+        self.attend(group, &worker);
+        Ok(worker)
+    }
+
+    /// Starts what keeps the router informed of a worker.
+    fn attend(self: &Arc<Self>, group: &Arc<Group>, worker: &Arc<Worker>) {
+        let task = watch::watch(Arc::clone(self), Arc::clone(group), Arc::clone(worker));
         self.tasks.spawn(task);
         if let pointsman_config::KvEvents::At(stream) = &worker.settings.kv_events {
             // These are written down, so that nothing takes their place.
             let ranks = 0..worker.settings.ranks.get();
             let streams: Vec<_> = ranks.map(|rank| events::of_rank(stream, rank)).collect();
-            let _following = self.follow(group, &worker, &streams);
+            let _following = self.follow(group, worker, &streams);
         }
-        Ok(worker)
     }
 
     /// Subscribes to the KV events of a worker, `streams` being those of its ranks.

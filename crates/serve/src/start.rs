@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use pointsman_brain::Brain;
 use pointsman_config::{Model, Settings};
-use pointsman_kv::Hasher;
 use tokio::task::JoinHandle;
 
 use crate::fleet::{AddError, Clock, Fleet, Group};
 use crate::prompt::Tokenizer;
 use crate::router::Router;
+use crate::restore::{self, Snapshot};
+use crate::snapshot::Seeds;
 use crate::{listener, watch};
 
 /// Why a router cannot start.
@@ -49,13 +50,17 @@ pub struct Running {
 /// Starts a router: every worker has been asked for its health once when this returns.
 pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let addr = settings.listen;
-    let router = Arc::new(assemble(settings)?);
     let listening = listener::bind(addr).and_then(|listener| {
         let addr = listener.local_addr()?;
         Ok((listener, addr))
     });
     let (listening, addr) = listening.map_err(|source| StartError::Listen { addr, source })?;
-    router.add_configured_workers()?;
+    let snapshot = match &settings.kv.restore {
+        Some(restore) => restore::open(restore).await,
+        None => None,
+    };
+    let router = Arc::new(assemble(settings, snapshot.as_ref())?);
+    router.add_configured_workers(snapshot).await?;
     watch::first_look(&router).await;
     for group in &router.fleet.groups {
         for line in group.brain().never_fires() {
@@ -67,21 +72,36 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
 }
 
 /// A router without workers and without a listener.
-pub(crate) fn assemble(settings: Settings) -> Result<Router, StartError> {
+pub(crate) fn assemble(
+    settings: Settings,
+    snapshot: Option<&Snapshot>,
+) -> Result<Router, StartError> {
     let clock = Clock::start();
-    let groups = settings.models.iter().map(|model| group(&settings, model, clock));
+    let groups = settings.models.iter().map(|model| {
+        let seeds = snapshot.and_then(|snapshot| snapshot.seeds(&model.name));
+        group(&settings, model, seeds.unwrap_or_else(random_seeds), clock)
+    });
     let fleet = Fleet::new(groups.collect::<Result<_, _>>()?);
     Ok(Router::new(settings, fleet))
 }
 
-fn group(settings: &Settings, model: &Model, clock: Clock) -> Result<Arc<Group>, StartError> {
+/// Random per process, so that nobody can craft prompts whose blocks collide.
+fn random_seeds() -> Seeds {
+    let random = || RandomState::new().build_hasher().finish();
+    Seeds { hasher: random(), names: random() }
+}
+
+fn group(
+    settings: &Settings,
+    model: &Model,
+    seeds: Seeds,
+    clock: Clock,
+) -> Result<Arc<Group>, StartError> {
     let tokenizer = Tokenizer::new(&model.tokenizer, settings.token_cache_bytes)
         .map_err(|source| StartError::Tokenizer { model: model.name.clone(), source })?;
     let brain = Brain::new(model.routing.clone());
-    // Random per process, so that nobody can craft prompts whose blocks collide.
-    let hasher = Hasher::new(RandomState::new().build_hasher().finish());
     let approximate = settings.kv.approximate;
-    Ok(Arc::new(Group::new(model.clone(), tokenizer, brain, hasher, approximate, clock)))
+    Ok(Arc::new(Group::new(model.clone(), tokenizer, brain, seeds, approximate, clock)))
 }
 
 impl Running {

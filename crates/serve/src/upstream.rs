@@ -64,15 +64,25 @@ impl Upstream {
         wait: Duration,
         limit: usize,
     ) -> Result<(u16, Bytes), Cause> {
-        let mut request = Request::new(Outgoing::default());
-        *request.uri_mut() = uri;
-        *request.headers_mut() = headers;
         let exchange = async {
-            let response = self.send(request, wait).await?;
+            let response = self.open(uri, headers, wait).await?;
             let status = response.status().as_u16();
             Ok((status, read(response.into_body(), limit).await?))
         };
         tokio::time::timeout(wait, exchange).await.unwrap_or(Err(Cause::Timeout))
+    }
+
+    /// Asks for a document that is read as it comes; the head must be there within `wait`.
+    pub(crate) async fn open(
+        &self,
+        uri: Uri,
+        headers: HeaderMap,
+        wait: Duration,
+    ) -> Result<Response<Incoming>, Cause> {
+        let mut request = Request::new(Outgoing::default());
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers;
+        self.send(request, wait).await
     }
 
     async fn send(

@@ -114,6 +114,9 @@ impl Watching {
         }
         if self.worker.settings.kv_events == KvEvents::Auto {
             learned.publishes_events = self.find_events().await;
+            if !learned.publishes_events {
+                self.forget_restored();
+            }
         }
         self.learn(learned);
     }
@@ -160,6 +163,16 @@ impl Watching {
         let following = self.router.follow(&self.group, &self.worker, &streams);
         self.followed = Some((streams, following));
         true
+    }
+
+    /// Nobody will say what became of the blocks that a snapshot told of.
+    fn forget_restored(&self) {
+        for &slot in &self.worker.slots {
+            if self.worker.take_restored(slot).is_some() {
+                self.group.writer().clear(pointsman_kv::Slot(slot.0));
+                self.worker.set_stale(slot, false);
+            }
+        }
     }
 
     /// The sockets of each rank: where the engine says, else where vLLM puts them.

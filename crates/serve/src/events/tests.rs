@@ -34,7 +34,7 @@ fn router(workers: usize) -> Arc<Router> {
     let tree = json!({"models": [{"name": "m", "tokenizer": "builtin", "workers": workers}]});
     let file = File::Text { name: "test".to_owned(), text: tree.to_string() };
     let sources = Sources { file: Some(file), ..Sources::default() };
-    let router = assemble(pointsman_config::load(&sources).unwrap().settings).unwrap();
+    let router = assemble(pointsman_config::load(&sources).unwrap().settings, None).unwrap();
     for worker in &router.fleet.groups[0].settings.workers {
         router.fleet.groups[0].add(worker.clone()).unwrap();
     }
@@ -124,7 +124,7 @@ async fn a_mark_is_that_of_the_blocks_and_there_is_none_in_the_middle_of_a_messa
     let mut follower = follower(&router, 0);
     let rank = follower.rank.clone();
     follower.write(true).await;
-    assert_eq!(rank.worker.mark(rank.slot), Some(Mark::default()));
+    assert_eq!(rank.worker.reached(rank.slot), Reached::Mark(Mark::default()));
     let (small, large) = (message(0, 3), message(1, 1000));
     let reading = tokio::spawn(async move {
         follower.hear_all([small]).await;
@@ -133,7 +133,10 @@ async fn a_mark_is_that_of_the_blocks_and_there_is_none_in_the_middle_of_a_messa
     let mut seen = Vec::new();
     while !reading.is_finished() {
         let _writer = router.fleet.groups[0].writer();
-        let mark = rank.worker.mark(rank.slot).map(|mark| mark.position.map(|p| p.last.seq));
+        let mark = match rank.worker.reached(rank.slot) {
+            Reached::Mark(mark) => Some(mark.position.map(|position| position.last.seq)),
+            _ => None,
+        };
         seen.push((mark, blocks(&router, 0)));
         drop(_writer);
         tokio::task::yield_now().await;
@@ -149,7 +152,8 @@ async fn a_mark_is_that_of_the_blocks_and_there_is_none_in_the_middle_of_a_messa
         };
         assert_eq!(mark, at, "at {blocks} blocks");
     }
-    let position = rank.worker.mark(rank.slot).unwrap().position.unwrap();
+    let Reached::Mark(mark) = rank.worker.reached(rank.slot) else { panic!("it is done") };
+    let position = mark.position.unwrap();
     assert_eq!((position.last.seq, position.first, position.complete), (1, 0, true));
 }
 
