@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use pointsman_brain::{BookingId, End};
+use pointsman_brain::{BookingId, End, FirstToken};
 
 use crate::fleet::Group;
 
 /// How many tokens stream between two reports of a request's growth.
-const PROGRESS_TOKENS: u64 = 64;
+const PROGRESS_TOKENS: u64 = 16;
 
 /// One live booking. Dropped without [`Booking::end`], the client has gone away.
 pub(crate) struct Booking {
@@ -27,22 +27,29 @@ impl Booking {
         self.group.brain().prefill_done(self.id, self.group.now());
     }
 
-    /// The first token came.
-    pub(crate) fn first_token(&self) {
-        self.group.brain().first_token(self.id, self.group.now());
+    /// The first token came: what was predicted of it, and what it was.
+    pub(crate) fn first_token(&self) -> Option<FirstToken> {
+        self.group.brain().first_token(self.id, self.group.now())
     }
 
     /// So many tokens have come; told to the brain now and then.
     pub(crate) fn progress(&mut self, tokens: u64) {
         if tokens >= self.reported + PROGRESS_TOKENS {
-            self.reported = tokens;
-            let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-            self.group.brain().progress(self.id, tokens, self.group.now());
+            self.report(tokens);
         }
     }
 
-    /// Settles the booking as finished or failed.
-    pub(crate) fn end(mut self, end: End) {
+    fn report(&mut self, tokens: u64) {
+        self.reported = tokens;
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.group.brain().progress(self.id, tokens, self.group.now());
+    }
+
+    /// Settles the booking as finished or failed, after so many tokens.
+    pub(crate) fn end(mut self, end: End, tokens: u64) {
+        if tokens > self.reported {
+            self.report(tokens);
+        }
         self.end = end;
     }
 }

@@ -13,7 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::Either;
 use hyper::body::Incoming;
-use pointsman_brain::{Ask, Cause, Decision, End, Held, Ladder, Leg, Next, Path, Slot};
+use pointsman_brain::{Ask, Cause, Decision, End, Held, Ladder, Leg, Next, Path, Slo, Slot};
 use pointsman_wire::body::Limits;
 use pointsman_wire::dialect::{
     self, Api, Failure, LegContext, LegRequest, Prefill, Request, Verdict,
@@ -35,7 +35,7 @@ use crate::run::{self, Run};
 use crate::session;
 use crate::sight::{self, Scope};
 use crate::upstream::read;
-use crate::{headers, receive, report};
+use crate::{headers, receive, report, slo};
 
 /// A request on its way, as far as it does not change from try to try.
 pub(crate) struct Life {
@@ -57,6 +57,7 @@ pub(crate) struct Life {
     /// Whose legs have failed, in order.
     pub(crate) tried: Vec<Rank>,
     session: Option<u64>,
+    slo: Slo,
     wish: Option<Path>,
     patience: Patience,
 }
@@ -165,6 +166,7 @@ pub(crate) async fn begin(
     Ok(Life {
         eligible: receive::eligible(&roster, &group, &model),
         session: session::key(&group.settings.session, &head.headers, &request, &prompt),
+        slo: slo::of(&head.headers)?,
         wish: receive::wish(&head.headers)?,
         id: receive::request_id(&head.headers),
         path: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
@@ -273,7 +275,9 @@ impl Life {
         ask.max_new_tokens = self.request.max_new_tokens();
         ask.sequences = self.request.body().n().saturating_mul(prompts);
         ask.disaggregable = self.request.disaggregable().is_ok();
+        ask.streams = self.request.body().stream();
         ask.session = self.session;
+        ask.slo = self.slo;
         ask.wish = self.wish;
         ask.eligible = Some(&self.eligible);
         ask
@@ -503,6 +507,11 @@ impl Life {
             group: Arc::clone(&self.group),
             prompt: self.prompt.clone(),
             scope: self.scope.clone(),
+            id: if tracing::enabled!(tracing::Level::DEBUG) {
+                self.id.clone()
+            } else {
+                String::new()
+            },
         };
         (reply, Run::new(work, decision, booking, rank, ticket.take(), sent))
     }

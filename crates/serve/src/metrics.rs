@@ -48,6 +48,7 @@ pub(crate) struct Metrics {
     pub(crate) fallbacks: Family<Signal, Counter>,
     pub(crate) effective_isl_tokens: Histogram,
     pub(crate) ttft_seconds: Family<ByPath, Histogram>,
+    pub(crate) ttft_prediction_error_ratio: Family<ByPath, Histogram>,
     pub(crate) itl_seconds: Family<ByPath, Histogram>,
     pub(crate) leg_failures: Family<LegFailure, Counter>,
     pub(crate) leg_seconds: Family<ByLeg, Histogram>,
@@ -97,6 +98,10 @@ fn seconds() -> Histogram {
 fn gaps() -> Histogram {
     // 0.5 ms to about 4 s.
     Histogram::new(exponential_buckets(0.0005, 1.6, 20))
+}
+
+fn errors() -> Histogram {
+    Histogram::new([0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0])
 }
 
 fn tokens() -> Histogram {
@@ -159,6 +164,12 @@ impl Metrics {
             fallbacks: counter(r, "fallbacks", "Decisions made without a signal"),
             effective_isl_tokens,
             ttft_seconds: histogram(r, "ttft_seconds", "Time to first token", seconds),
+            ttft_prediction_error_ratio: histogram(
+                r,
+                "ttft_prediction_error_ratio",
+                "How far predicted times to first token were off: |predicted / actual - 1|",
+                errors,
+            ),
             itl_seconds: histogram(r, "itl_seconds", "Time between streamed tokens", gaps),
             leg_failures: counter(r, "leg_failures", "Legs that failed"),
             leg_seconds: histogram(r, "leg_seconds", "From sending a leg to its end", seconds),

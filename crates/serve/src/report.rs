@@ -4,14 +4,15 @@
 use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use pointsman_brain::{Decision as Decided, Flag, Ladder, NoPath, Signal as Missing};
+use pointsman_brain::{Decision as Decided, FirstToken, Flag, Ladder, NoPath, Signal as Missing};
 
 use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank};
 use crate::headers;
 use crate::life::Life;
-use crate::metrics::{Answer, Decision, Guard, Shadow, Signal};
+use crate::metrics::{Answer, ByPath, Decision, Guard, Shadow, Signal};
 use crate::router::Router;
+use crate::run::Work;
 
 /// The label of an endpoint; few, so that clients cannot make up series.
 pub(crate) fn endpoint(uri: &Uri) -> &'static str {
@@ -84,8 +85,34 @@ pub(crate) fn decision(life: &Life, decision: &Decided) {
         decode = life.worker(Some(decision.decode)),
         guards = ?decision.vetoes,
         fallbacks = ?decision.fallbacks,
+        predicted_ttft_ms = millis(decision.ttft_seconds),
+        predicted_itl_ms = millis(decision.itl_seconds),
+        local_cost = decision.scores.local.map(|score| score.j),
+        remote_cost = decision.scores.remote.map(|score| score.j),
         "decided"
     );
+}
+
+/// Counts and logs how far the predicted time to a first token was off.
+pub(crate) fn first_token(work: &Work, decision: &Decided, worker: &str, first: &FirstToken) {
+    let path = first.path.as_str();
+    let ratio = work.router.metrics.ttft_prediction_error_ratio.get_or_create(&ByPath { path });
+    ratio.observe(first.error());
+    tracing::debug!(
+        request = work.id,
+        model = work.group.name(),
+        path,
+        worker,
+        predicted_ttft_ms = millis(first.predicted),
+        actual_ttft_ms = millis(first.actual),
+        predicted_itl_ms = millis(decision.itl_seconds),
+        "first token"
+    );
+}
+
+/// Milliseconds, to the microsecond.
+fn millis(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e3
 }
 
 /// Puts the decision into a reply's headers.

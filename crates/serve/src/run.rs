@@ -12,6 +12,7 @@ use crate::booking::Booking;
 use crate::fleet::{Group, Rank};
 use crate::metrics::{ByPath, LegFailure};
 use crate::prompt::Prompt;
+use crate::report;
 use crate::router::Router;
 use crate::sight::{self, Scope};
 
@@ -21,6 +22,8 @@ pub(crate) struct Work {
     pub(crate) group: Arc<Group>,
     pub(crate) prompt: Prompt,
     pub(crate) scope: Scope,
+    /// The request's name in logs; empty where none would be written.
+    pub(crate) id: String,
 }
 
 /// A plan whose reply has begun.
@@ -64,7 +67,9 @@ impl Run {
     /// The first content came: the prompt is computed.
     pub(crate) fn first_token(&mut self, tokens: u64) {
         let now = Instant::now();
-        self.booking.first_token();
+        if let Some(first) = self.booking.first_token() {
+            report::first_token(&self.work, &self.decision, self.worker(), &first);
+        }
         self.last_token = Some(now);
         self.tokens = tokens;
         let path = ByPath { path: self.decision.path.as_str() };
@@ -97,7 +102,7 @@ impl Run {
 
     /// The last leg has ended; `cause` if its worker is to blame.
     pub(crate) fn end(self, end: End, cause: Option<Cause>) {
-        let Work { router, group, prompt, scope } = &self.work;
+        let Work { router, group, prompt, scope, .. } = &self.work;
         let leg = if self.decision.path == Path::Remote { Leg::Decode } else { Leg::Local };
         router.metrics.leg_took(leg.as_str(), self.leg_started.elapsed());
         if let Some(cause) = cause {
@@ -106,7 +111,7 @@ impl Run {
             answered(group, &self.rank);
             sight::place(group, &self.rank, prompt, scope);
         }
-        self.booking.end(end);
+        self.booking.end(end, self.tokens);
     }
 }
 

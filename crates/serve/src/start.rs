@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 
 use crate::fleet::{AddError, Clock, Fleet, Group};
 use crate::prompt::Tokenizer;
-use crate::router::Router;
 use crate::restore::{self, Snapshot};
+use crate::router::Router;
 use crate::snapshot::Seeds;
-use crate::{listener, watch};
+use crate::{calibration, listener, watch};
 
 /// Why a router cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +61,8 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     };
     let router = Arc::new(assemble(settings, snapshot.as_ref())?);
     router.add_configured_workers(snapshot).await?;
+    calibration::restore(&router);
+    router.tasks.spawn(calibration::keep(Arc::clone(&router)));
     watch::first_look(&router).await;
     for group in &router.fleet.groups {
         for line in group.brain().never_fires() {
@@ -117,5 +119,6 @@ impl Running {
         // A panic of the accept loop has been reported by its task already.
         let _ended = self.server.await;
         self.router.end().await;
+        calibration::save(&self.router);
     }
 }

@@ -116,6 +116,11 @@ impl FirstToken {
     pub fn ratio(&self) -> f64 {
         self.predicted / self.actual.max(1e-9)
     }
+
+    /// `|predicted / actual - 1|`
+    pub fn error(&self) -> f64 {
+        (self.ratio() - 1.0).abs()
+    }
 }
 
 impl Predictor {
