@@ -26,6 +26,11 @@ impl StepShape {
         self.prefill_tokens_by_context += f64::from(tokens) * mean_context;
     }
 
+    /// The next step of the same sequences: each has one token more.
+    pub fn grow(&mut self) {
+        self.context += u64::from(self.sequences);
+    }
+
     /// Seconds that the step takes.
     #[must_use]
     pub fn seconds(&self, profile: &Profile) -> f64 {

@@ -451,39 +451,60 @@ proptest! {
             lease: 200_000_000,
             ..Spec::default()
         });
+        let mut quiet = Engine::new(Spec { every_token: false, ..*engine.spec() });
+        let mut told_by_quiet = Outbox::default();
         let (mut now, mut ids, mut copies) = (0, Vec::new(), HashMap::new());
         let (mut out, mut next) = (Outbox::default(), 0u64);
         for op in ops {
+            quiet.cut_run(now);
             match op {
                 Op::Submit { family, prompt, output, kind } => {
                     next += 1;
                     let kind = [Kind::Local, Kind::HandOff, Kind::Pull(LinkId(family))][kind as usize];
                     let content = content(family, 3, prompt + output);
                     let job = Job { content, ..job(next, prompt, output, kind) };
-                    if engine.submit(job).is_ok() {
+                    let taken = quiet.submit(job.clone());
+                    prop_assert_eq!(&engine.submit(job), &taken);
+                    if taken.is_ok() {
                         ids.push(JobId(next));
                     }
                 }
                 Op::Advance { micros } => now += micros * 1000,
                 Op::Abort { nth } if !ids.is_empty() => {
                     engine.abort(ids[nth % ids.len()]);
+                    quiet.abort(ids[nth % ids.len()]);
                 }
                 Op::Unpin { nth } if !ids.is_empty() => {
                     engine.unpin(ids[nth % ids.len()]);
+                    quiet.unpin(ids[nth % ids.len()]);
                 }
                 Op::Reset => {
                     engine.reset_cache();
+                    quiet.reset_cache();
                 }
                 Op::Abort { .. } | Op::Unpin { .. } => {}
             }
             engine.check().map_err(TestCaseError::fail)?;
             engine.advance(now, &mut out);
             engine.check().map_err(TestCaseError::fail)?;
+            quiet.advance(now, &mut told_by_quiet);
+            quiet.check().map_err(TestCaseError::fail)?;
+            let (mut all, mut some) = (HashMap::new(), HashMap::new());
+            engine.progress(now, |job, tokens, _| { all.insert(job, tokens); });
+            quiet.progress(now, |job, tokens, _| { some.insert(job, tokens); });
+            prop_assert_eq!(all, some);
+        }
+        while let Some(at) = quiet.wakeup() {
+            quiet.advance(at, &mut told_by_quiet);
+            quiet.check().map_err(TestCaseError::fail)?;
         }
         while let Some(at) = engine.wakeup() {
             engine.advance(at, &mut out);
             engine.check().map_err(TestCaseError::fail)?;
         }
+        // Runs of steps change nothing but which tokens are told.
+        prop_assert_eq!(first_tokens(&told_by_quiet), first_tokens(&out));
+        prop_assert_eq!(quiet.totals(), engine.totals());
         let load = engine.load();
         prop_assert_eq!((load.running, load.waiting, load.pulling, load.pins), (0, 0, 0, 0));
         prop_assert_eq!(load.used_blocks, 0);
@@ -498,6 +519,16 @@ proptest! {
         }
         prop_assert!(out.outputs.is_sorted_by_key(time_of));
     }
+}
+
+/// What came out, but for tokens that are not the first of their job.
+fn first_tokens(out: &Outbox) -> Vec<Output> {
+    let mut begun = std::collections::HashSet::new();
+    let is_told = |output: &&Output| match output {
+        Output::Token { job, .. } => begun.insert(*job),
+        _ => true,
+    };
+    out.outputs.iter().filter(is_told).cloned().collect()
 }
 
 fn time_of(output: &Output) -> Nanos {

@@ -48,6 +48,8 @@ pub struct Engine {
     events: Vec<Event>,
     totals: Totals,
     rng: Rng,
+    /// End of the last step.
+    stepped: Nanos,
     now: Nanos,
 }
 
@@ -70,6 +72,7 @@ impl Engine {
             events: Vec::new(),
             totals: Totals::default(),
             rng: Rng::new(spec.seed),
+            stepped: 0,
             now: 0,
             spec,
         }
@@ -102,6 +105,25 @@ impl Engine {
         self.by_id.insert(id, slot);
         self.waiting.push_back(slot);
         Ok(())
+    }
+
+    /// Tells job, tokens so far, and when the last of them came, of each sequence that streams.
+    pub fn progress(&self, now: Nanos, mut tell: impl FnMut(JobId, u32, Nanos)) {
+        let over = self.step.as_ref().and_then(|step| step.over(now));
+        let (steps, at) = over.unwrap_or((0, self.stepped));
+        for &slot in &self.running {
+            let seq = self.seqs.get(slot);
+            // A step that computes a prompt is no run, so none of it is over.
+            if seq.generated > 0 {
+                tell(seq.job.id, seq.generated + steps, at);
+            }
+        }
+    }
+
+    /// Whether a job or a pin of this number is here.
+    #[must_use]
+    pub fn has(&self, id: JobId) -> bool {
+        self.by_id.contains_key(&id) || self.pins.contains_key(&id)
     }
 
     /// Ends a job at once, whatever it is doing; a pin of that number is released too.
@@ -269,6 +291,7 @@ impl Engine {
     fn expire_leases(&mut self, now: Nanos, out: &mut Outbox) {
         while let Some(&(_, id)) = self.leases.first().filter(|&&(at, _)| at <= now) {
             self.unpin(id);
+            self.cut_run(now);
             self.totals.expired += 1;
             out.outputs.push(Output::Expired { job: id, at: now });
         }

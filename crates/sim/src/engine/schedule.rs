@@ -1,21 +1,32 @@
 //! What one step computes: decodes first, then chunks of prompts in order of arrival, within the
-//! token budget; who is put back when blocks run out; and how long the step takes.
+//! token budget; who is put back when blocks run out; and how long the step takes. Steps of one
+//! batch that only decodes are planned together, as a run that can be cut short.
 
 use super::seq::Stage;
 use super::types::{Batch, Event, Kind, LinkId, Nanos, Outbox, Output};
 use super::{Engine, Pin};
 use crate::profile::StepShape;
 
-/// A step under way.
+/// Steps that are planned together at most.
+const MAX_RUN: u32 = 4096;
+
+/// A step under way, or a run of them: each then does the same.
 pub(super) struct Step {
-    end: Nanos,
-    /// Slot and tokens of each sequence in it.
+    /// When each of the run ends; the last time is the end of all.
+    ends: Vec<Nanos>,
+    /// Slot and tokens of each sequence in one of them.
     parts: Vec<(u32, u32)>,
 }
 
 impl Step {
     pub(super) fn end(&self) -> Nanos {
-        self.end
+        self.ends.last().copied().unwrap_or_default()
+    }
+
+    /// Steps that are over by then, and when the last of them ended.
+    pub(super) fn over(&self, now: Nanos) -> Option<(u32, Nanos)> {
+        let over = self.ends.partition_point(|&end| end <= now);
+        Some((over as u32, self.ends[over.checked_sub(1)?]))
     }
 
     pub(super) fn drop_slot(&mut self, slot: u32) {
@@ -54,28 +65,94 @@ impl Engine {
             let events = std::mem::take(&mut self.events);
             out.batches.push(Batch { at: now, events });
         }
-        let end = now.saturating_add(self.step_time(&draft.parts));
-        self.totals.steps += 1;
-        self.step = Some(Step { end, parts: draft.parts });
+        let ends = self.ends(now, &draft);
+        self.step = Some(Step { ends, parts: draft.parts });
+    }
+
+    /// When the steps of this batch end: one, or as many as leave the batch as it is.
+    fn ends(&mut self, now: Nanos, draft: &Draft) -> Vec<Nanos> {
+        let mut shape = self.shape(&draft.parts);
+        let mut end = now.saturating_add(self.draw(&shape));
+        let mut ends = vec![end];
+        let arrival = self.pulling.first().map_or(Nanos::MAX, |&(at, _)| at);
+        for _ in 1..self.run_length(draft) {
+            if end >= arrival {
+                break;
+            }
+            shape.grow();
+            end = end.saturating_add(self.draw(&shape));
+            ends.push(end);
+        }
+        ends
+    }
+
+    /// Steps until a sequence of this batch ends or fills a block; 1 where something else than
+    /// decoding goes on, a first token is to be told, or the next step may take in others.
+    fn run_length(&self, draft: &Draft) -> u32 {
+        let Draft { parts, preempted, .. } = draft;
+        if self.spec.every_token || *preempted || parts.len() < self.running.len() {
+            return 1;
+        }
+        let steps = parts.iter().map(|&(slot, _)| {
+            let seq = self.seqs.get(slot);
+            // The step that fills a block starts afresh: the block is named with it.
+            let room = seq.blocks.len() as u32 * self.spec.block_size - seq.computed - 1;
+            let further = seq.generated > 0 && seq.decodes();
+            if further { room.min(seq.job.output_tokens - seq.generated).max(1) } else { 1 }
+        });
+        steps.min().unwrap_or(1).min(MAX_RUN)
     }
 
     /// Ends the step that is due: tokens come out, finished sequences leave.
     pub(super) fn finish_step(&mut self, now: Nanos, out: &mut Outbox) {
-        let Some(step) = self.step.take_if(|step| step.end <= now) else { return };
+        let Some(step) = self.step.take_if(|step| step.end() <= now) else { return };
+        let steps = step.ends.len() as u32;
+        self.count(steps, now);
         for (slot, tokens) in step.parts {
-            let seq = self.seqs.get_mut(slot);
-            seq.computed += tokens;
-            if seq.computed < seq.tokens() {
+            if !self.pass(slot, tokens, steps) {
                 continue;
             }
-            seq.generated += 1;
+            let seq = self.seqs.get(slot);
             let (id, last) = (seq.job.id, seq.generated == seq.job.output_tokens);
-            self.totals.generated += 1;
-            out.outputs.push(Output::Token { job: id, at: now });
+            if seq.generated == 1 || self.spec.every_token {
+                out.outputs.push(Output::Token { job: id, at: now });
+            }
             if last {
                 self.finish(slot, now, out);
             }
         }
+    }
+
+    fn count(&mut self, steps: u32, at: Nanos) {
+        self.totals.steps += u64::from(steps);
+        self.stepped = at;
+    }
+
+    /// So many steps have passed for a sequence; whether it got a token with each.
+    fn pass(&mut self, slot: u32, tokens: u32, steps: u32) -> bool {
+        let seq = self.seqs.get_mut(slot);
+        let streams = seq.computed + tokens == seq.tokens();
+        seq.computed += tokens * steps;
+        if streams {
+            seq.generated += steps;
+            self.totals.generated += u64::from(steps);
+        }
+        streams
+    }
+
+    /// Ends a run of steps with the one under way, because a job comes, leaves, or gives blocks back.
+    /// The caller does so before that, where not every token is told.
+    pub fn cut_run(&mut self, now: Nanos) {
+        let Some(mut step) = self.step.take() else { return };
+        if let Some((steps, at)) = step.over(now).filter(|_| step.ends.len() > 1) {
+            self.count(steps, at);
+            for &(slot, tokens) in &step.parts {
+                self.pass(slot, tokens, steps);
+            }
+            step.ends.drain(..steps as usize);
+        }
+        step.ends.truncate(1);
+        self.step = Some(step);
     }
 
     /// One pass over the running sequences: those that decode, or those that still prefill.
@@ -268,7 +345,7 @@ impl Engine {
         out.outputs.push(Output::Finished { job: id, at: now, pinned });
     }
 
-    fn step_time(&mut self, parts: &[(u32, u32)]) -> Nanos {
+    fn shape(&self, parts: &[(u32, u32)]) -> StepShape {
         let mut shape = StepShape::default();
         for &(slot, tokens) in parts {
             let seq = self.seqs.get(slot);
@@ -278,6 +355,11 @@ impl Engine {
                 shape.prefill(tokens, seq.computed);
             }
         }
+        shape
+    }
+
+    /// How long a step of this shape takes, noise included.
+    fn draw(&mut self, shape: &StepShape) -> Nanos {
         let noise = if self.spec.noise > 0.0 {
             (1.0 + self.spec.noise * self.rng.normal()).max(0.1)
         } else {

@@ -34,6 +34,9 @@ pub struct Spec {
     pub noise: f64,
     /// Seed of the noise.
     pub seed: u64,
+    /// Whether each token is told. Else only the first of a job is, and steps in which nothing but
+    /// decoding happens are one turn of the clock.
+    pub every_token: bool,
 }
 
 impl Default for Spec {
@@ -47,6 +50,7 @@ impl Default for Spec {
             lease: 30_000_000_000,
             noise: 0.0,
             seed: 0,
+            every_token: true,
         }
     }
 }
@@ -231,7 +235,7 @@ pub struct Totals {
     pub generated: u64,
     /// Sequences put back for want of blocks.
     pub preemptions: u64,
-    /// Steps begun.
+    /// Steps done.
     pub steps: u64,
     /// Pins whose lease passed.
     pub expired: u64,

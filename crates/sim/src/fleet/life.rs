@@ -51,6 +51,9 @@ impl Fleet {
 
     /// The client of a request leaves; nothing happens if it has ended.
     pub fn cancel(&mut self, id: RequestId) {
+        if let Some((worker, _)) = self.live.get(&id).and_then(|live| live.decode) {
+            self.note_progress(worker);
+        }
         self.end(id, Ending::Cancelled);
     }
 
@@ -61,6 +64,9 @@ impl Fleet {
     }
 
     fn plan(&mut self, id: RequestId) {
+        for worker in 0..self.workers.len() {
+            self.note_progress(worker);
+        }
         let Some(live) = self.live.get(&id) else { return };
         let content = live.request.content.clone();
         let blocks = self.block_size().map_or(0, |size| live.request.prompt_tokens / size) as usize;
@@ -110,13 +116,14 @@ impl Fleet {
         let (worker, job) = (usize::from(to.0), JobId(self.next_job));
         self.next_job += 1;
         let output_tokens = if part == Part::Prefill { 1 } else { live.request.output_tokens };
-        let sent = self.workers[worker].submit(Job {
+        let whole = Job {
             id: job,
             prompt_tokens: live.request.prompt_tokens,
             output_tokens,
             kind,
             content: live.request.content.clone(),
-        });
+        };
+        let sent = self.workers[worker].submit(whole, self.now);
         match sent {
             Ok(()) => {
                 match part {
@@ -147,14 +154,25 @@ impl Fleet {
         };
         let Some(&(id, Part::Decode)) = self.jobs.get(&(worker, job)) else { return };
         let Some(live) = self.live.get_mut(&id) else { return };
-        live.tokens += 1;
-        let Some(booking) = live.booking else { return };
-        if live.first_token.is_none() {
-            live.first_token = Some(at);
-            self.brain.first_token(booking, Time(at));
-            self.brain.observe(slot(worker), HealthEvent::Answered, Time(at));
-        }
-        self.brain.progress(booking, live.tokens, Time(at));
+        let (Some(booking), None) = (live.booking, live.first_token) else { return };
+        live.tokens = 1;
+        live.first_token = Some(at);
+        self.brain.first_token(booking, Time(at));
+        self.brain.observe(slot(worker), HealthEvent::Answered, Time(at));
+        self.brain.progress(booking, 1, Time(at));
+    }
+
+    /// Tells the brain how far the sequences that stream from a worker have come.
+    pub(super) fn note_progress(&mut self, worker: usize) {
+        let Fleet { workers, jobs, live, brain, now, .. } = self;
+        workers[worker].progress(*now, |job, tokens, at| {
+            let Some((id, _)) = jobs.get(&(worker, job)) else { return };
+            let Some(live) = live.get_mut(id) else { return };
+            live.tokens = tokens;
+            if let Some(booking) = live.booking {
+                brain.progress(booking, tokens, Time(at));
+            }
+        });
     }
 
     fn pulled(&mut self, worker: usize, job: JobId) {
@@ -174,7 +192,13 @@ impl Fleet {
                 self.brain.observe(slot(worker), HealthEvent::Answered, Time(at));
                 self.start_decode(id);
             }
-            _ => self.end(id, Ending::Finished),
+            (_, booking) => {
+                live.tokens = live.request.output_tokens;
+                if let Some(booking) = booking {
+                    self.brain.progress(booking, live.tokens, Time(at));
+                }
+                self.end(id, Ending::Finished);
+            }
         }
     }
 
@@ -264,7 +288,7 @@ impl Fleet {
 
     fn drop_job(&mut self, worker: usize, job: JobId) {
         self.jobs.remove(&(worker, job));
-        self.workers[worker].abort(job);
+        self.workers[worker].abort(job, self.now);
     }
 
     fn block_size(&self) -> Option<u32> {

@@ -195,12 +195,13 @@ impl Fleet {
             self.read_loads();
             self.next_reading = at + self.reading_every;
         }
-        for worker in 0..self.workers.len() {
+        // What one engine does may free another one's blocks.
+        while let Some(worker) = self.workers.iter().position(|worker| worker.is_due(at)) {
             self.pump(worker);
         }
     }
 
-    /// Brings one engine to the present and follows what came out, until nothing does.
+    /// Brings one engine to the present and follows what came out.
     fn pump(&mut self, worker: usize) {
         let mut out = Outbox::default();
         self.workers[worker].advance(self.now, &mut out);
@@ -222,6 +223,7 @@ impl Fleet {
 
     /// Ends a worker's process: what ran there fails, its cache is gone.
     pub fn kill(&mut self, worker: usize) {
+        self.note_progress(worker);
         if !self.workers[worker].kill() {
             return;
         }

@@ -11,6 +11,8 @@ pub(super) struct Worker {
     engine: Option<Engine>,
     /// Lives so far, so that each has other noise.
     lives: u64,
+    /// A job came, left, or gave blocks back since the engine was last brought to the present.
+    touched: bool,
 }
 
 /// Why a worker did not take a job.
@@ -22,22 +24,39 @@ pub(super) enum NotTaken {
 
 impl Worker {
     pub(super) fn new(plan: WorkerPlan) -> Worker {
-        Worker { plan, engine: Some(Engine::new(plan.engine)), lives: 1 }
+        let engine = Spec { every_token: false, ..plan.engine };
+        let plan = WorkerPlan { engine, ..plan };
+        Worker { plan, engine: Some(Engine::new(engine)), lives: 1, touched: false }
     }
 
     pub(super) fn block_size(&self) -> u32 {
         self.plan.engine.block_size
     }
 
-    pub(super) fn submit(&mut self, job: Job) -> Result<(), NotTaken> {
+    pub(super) fn submit(&mut self, job: Job, now: Nanos) -> Result<(), NotTaken> {
         let engine = self.engine.as_mut().ok_or(NotTaken::Dead)?;
+        engine.cut_run(now);
+        self.touched = true;
         engine.submit(job).map_err(|_| NotTaken::Refused)
     }
 
-    pub(super) fn abort(&mut self, job: JobId) {
-        if let Some(engine) = &mut self.engine {
-            engine.abort(job);
+    pub(super) fn abort(&mut self, job: JobId, now: Nanos) {
+        if let Some(engine) = self.engine.as_mut().filter(|engine| engine.has(job)) {
+            engine.cut_run(now);
+            self.touched |= engine.abort(job);
         }
+    }
+
+    /// Tells job, tokens so far, and when the last of them came, of each sequence that streams.
+    pub(super) fn progress(&self, now: Nanos, tell: impl FnMut(JobId, u32, Nanos)) {
+        if let Some(engine) = &self.engine {
+            engine.progress(now, tell);
+        }
+    }
+
+    /// Whether something is to happen by then.
+    pub(super) fn is_due(&self, now: Nanos) -> bool {
+        self.touched || self.wakeup().is_some_and(|at| at <= now)
     }
 
     /// Keeps a pin while its decode engine pulls.
@@ -50,6 +69,7 @@ impl Worker {
     }
 
     pub(super) fn advance(&mut self, now: Nanos, out: &mut Outbox) {
+        self.touched = false;
         if let Some(engine) = &mut self.engine {
             engine.advance(now, out);
         }

@@ -135,6 +135,7 @@ fn ranks(
         lease: config.lease.as_nanos().try_into().unwrap_or(u64::MAX / 2),
         noise: 0.0,
         seed: config.seed,
+        every_token: true,
     };
     let of = |rank: u16| {
         let publisher = publishers.get(usize::from(rank)).cloned();
