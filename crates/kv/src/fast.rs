@@ -110,7 +110,7 @@ impl Index {
     }
 
     /// Lets the cache misses of a window overlap: first those of the names, then those of what
-    /// the names to remove mean.
+    /// is found there.
     fn warm(&self, window: &[Event<'_>]) {
         let seed = self.common.settings.seed;
         for event in window {

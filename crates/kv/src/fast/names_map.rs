@@ -1,9 +1,9 @@
 //! One worker's map from engine hashes to places and copies: 12.8 bytes a slot, 72 to 90 % full.
 //!
-//! A name is known by 59 bits of a seeded bijection, five names to a cache line. Two names of one
-//! worker are taken for one if they agree in all 59 bits: as likely as a collision of the 64-bit
-//! chain hashes themselves. Lines overflow into the next; a removal pulls entries back, so there
-//! are no tombstones. Copies that are not one or two on the device lie in a side table.
+//! A name is known by 59 bits of a seeded bijection, ten names to a pair of cache lines. Two names
+//! of a worker are taken for one if they agree in all 59 bits: as likely as a collision of the
+//! 64-bit chain hashes themselves. Buckets overflow into the next; a removal pulls entries back, so
+//! there are no tombstones. Copies that are not one or two on the device lie in a side table.
 
 use super::runs::{MOST_RUNS, Place};
 use crate::hash::mix;
@@ -43,51 +43,63 @@ impl Key {
         self.0
     }
 
-    /// The line where the key would be if nothing were in its way. Lines keep the order of keys.
-    fn home(self, lines: usize) -> usize {
-        let wide = u128::from(self.0 << Self::DROPPED) * lines as u128;
+    /// The bucket where the key would be if nothing were in its way. Buckets keep the order of keys.
+    fn home(self, buckets: usize) -> usize {
+        let wide = u128::from(self.0 << Self::DROPPED) * buckets as u128;
         usize::try_from(wide >> 64).unwrap_or(0)
     }
 }
 
 /// How full the map may be: nine tenths.
 const FULLEST: (usize, usize) = (9, 10);
-/// Entries of a line.
-const WIDTH: usize = 5;
+/// Entries of a bucket.
+const WIDTH: usize = 10;
 /// Bits of an offset, at the bottom of an entry's word.
 const OFFSET_BITS: u32 = 15;
-/// Bits of the key that are in the tail and in the line's rest.
+/// Bits of the key that are in the tail and in the bucket's rest.
 const TAIL_BITS: u32 = 6;
 const REST_BITS: u32 = 4;
 /// Bits of a run's number, at the bottom of an entry's tail.
 const RUN_BITS: u32 = 32 - TAIL_BITS;
-/// Bits of an entry in the line's rest: some of the key, and two that count device copies.
-const SHARE: u32 = REST_BITS + 2;
+/// Bits of an entry in the bucket's rest: some of the key, and two that count device copies.
+const SHARE: usize = REST_BITS as usize + 2;
 /// The lowest bit of every entry's share of the rest.
-const EACH: u32 = 0b1 | 1 << SHARE | 1 << (2 * SHARE) | 1 << (3 * SHARE) | 1 << (4 * SHARE);
+const EACH: u64 = {
+    let (mut each, mut at) = (0, 0);
+    while at < WIDTH {
+        each |= 1 << (at * SHARE);
+        at += 1;
+    }
+    each
+};
 /// The count that says: look into the side table.
 const MANY: u32 = 3;
 
 const _: () = assert!(MOST_RUNS < 1 << RUN_BITS);
 
-/// Five entries in a cache line. An entry whose count is 0 is free, whatever else it says.
+/// Ten entries in two cache lines that come together. An entry whose count is 0 is free, whatever
+/// else it says.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(align(64))]
-struct Line {
+#[repr(align(128))]
+struct Bucket {
     words: [u64; WIDTH],
     tails: [u32; WIDTH],
-    rest: u32,
+    rest: u64,
 }
 
-impl Line {
+impl Bucket {
+    fn share(&self, at: usize) -> u32 {
+        u32::try_from(self.rest >> (at * SHARE) & ((1 << SHARE) - 1)).unwrap_or(0)
+    }
+
     fn count(&self, at: usize) -> u32 {
-        self.rest >> (at as u32 * SHARE) & MANY
+        self.share(at) & MANY
     }
 
     fn key(&self, at: usize) -> Key {
-        let rest = self.rest >> (at as u32 * SHARE + 2) & ((1 << REST_BITS) - 1);
         let high = self.words[at] >> OFFSET_BITS << (TAIL_BITS + REST_BITS);
-        Key(high | u64::from(self.tails[at] >> RUN_BITS << REST_BITS) | u64::from(rest))
+        let middle = u64::from(self.tails[at] >> RUN_BITS << REST_BITS);
+        Key(high | middle | u64::from(self.share(at) >> 2))
     }
 
     fn place(&self, at: usize) -> Place {
@@ -99,12 +111,11 @@ impl Line {
         self.words[at] = key.0 >> (TAIL_BITS + REST_BITS) << OFFSET_BITS | u64::from(place.offset);
         let tail = u32::try_from(key.0 >> REST_BITS & ((1 << TAIL_BITS) - 1)).unwrap_or(0);
         self.tails[at] = tail << RUN_BITS | place.run;
-        let rest = u32::try_from(key.0 & ((1 << REST_BITS) - 1)).unwrap_or(0);
-        self.set_rest(at, rest << 2 | count);
+        self.set_share(at, (key.0 & ((1 << REST_BITS) - 1)) << 2 | u64::from(count));
     }
 
-    fn set_rest(&mut self, at: usize, share: u32) {
-        let shift = at as u32 * SHARE;
+    fn set_share(&mut self, at: usize, share: u64) {
+        let shift = at * SHARE;
         self.rest = self.rest & !(((1 << SHARE) - 1) << shift) | share << shift;
     }
 
@@ -116,7 +127,17 @@ impl Line {
 
     fn free(&self) -> Option<usize> {
         let free = !(self.rest | self.rest >> 1) & EACH;
-        (free != 0).then(|| (free.trailing_zeros() / SHARE) as usize)
+        (free != 0).then(|| free.trailing_zeros() as usize / SHARE)
+    }
+
+    /// The entries that are taken.
+    fn taken(&self) -> impl Iterator<Item = usize> {
+        (0..WIDTH).filter(|at| self.count(*at) > 0)
+    }
+
+    /// Reads a little of both cache lines.
+    fn touch(&self) -> u64 {
+        self.words[0] ^ self.rest
     }
 }
 
@@ -126,9 +147,9 @@ type At = (usize, usize);
 /// The map.
 #[derive(Debug, Default)]
 pub(super) struct NamesMap {
-    lines: Vec<Line>,
+    buckets: Vec<Bucket>,
     len: usize,
-    /// Lines for as many names as there will be at most, if that is known.
+    /// Buckets for as many names as there will be at most, if that is known.
     expected: usize,
     many: HashMap<u64, Copies, Mixed>,
 }
@@ -152,19 +173,18 @@ impl NamesMap {
     /// Bytes of memory.
     pub(super) fn bytes(&self) -> u64 {
         let side = self.many.capacity() * size_of::<(u64, Copies)>();
-        (self.lines.capacity() * size_of::<Line>() + side) as u64
+        (self.buckets.capacity() * size_of::<Bucket>() + side) as u64
     }
 
     pub(super) fn get(&self, key: Key) -> Option<Named> {
         self.find(key).ok().map(|at| self.named(at))
     }
 
-    /// Touches the lines of these keys, so that their cache misses overlap instead of following
+    /// Touches the buckets of these keys, so that their cache misses overlap instead of following
     /// each other.
     pub(super) fn warm(&self, keys: impl Iterator<Item = Key>) {
-        let lines = self.lines.len();
-        let touch = |sum, key: Key| sum ^ self.lines.get(key.home(lines)).map_or(0, |l| l.rest);
-        black_box(keys.fold(0, touch));
+        let home = |key: Key| self.buckets.get(key.home(self.buckets.len()));
+        black_box(keys.filter_map(home).fold(0, |sum, bucket| sum ^ bucket.touch()));
     }
 
     /// Adds a key that has one copy on the device; if it is there already, says what it means and
@@ -187,8 +207,8 @@ impl NamesMap {
             _ => MANY,
         };
         let old = self.find(key);
-        if let Ok((line, at)) = old
-            && self.lines[line].count(at) == MANY
+        if let Ok((bucket, at)) = old
+            && self.buckets[bucket].count(at) == MANY
             && count != MANY
         {
             self.many.remove(&key.0);
@@ -198,29 +218,29 @@ impl NamesMap {
         }
         match old {
             Ok(at) if count == 0 => self.remove_at(at),
-            Ok((line, at)) => self.lines[line].set(at, key, named.place, count),
+            Ok((bucket, at)) => self.buckets[bucket].set(at, key, named.place, count),
             Err(_) if count == 0 => {}
             Err(at) => self.put(key, named.place, count, at),
         }
     }
 
     /// Takes one device copy of a key away; `None` if it has none. In the common case this is one
-    /// look at one line.
+    /// look at one bucket.
     pub(super) fn take_one(&mut self, key: Key) -> Option<Named> {
-        let (line, at) = self.find(key).ok()?;
-        match self.lines[line].count(at) {
+        let (bucket, at) = self.find(key).ok()?;
+        match self.buckets[bucket].count(at) {
             MANY => {
-                let mut named = self.named((line, at));
+                let mut named = self.named((bucket, at));
                 named.copies[0] = named.copies[0].checked_sub(1)?;
                 self.set(key, named);
                 Some(named)
             }
             count => {
-                let place = self.lines[line].place(at);
+                let place = self.buckets[bucket].place(at);
                 if count == 1 {
-                    self.remove_at((line, at));
+                    self.remove_at((bucket, at));
                 } else {
-                    self.lines[line].set(at, key, place, count - 1);
+                    self.buckets[bucket].set(at, key, place, count - 1);
                 }
                 Some(Named { place, copies: [count - 1, 0, 0] })
             }
@@ -229,110 +249,108 @@ impl NamesMap {
 
     /// All keys and what they mean, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Key, Named)> {
-        let all = self.lines.iter().enumerate();
-        let all = all.flat_map(|(line, lines)| (0..WIDTH).map(move |at| (line, lines, at)));
-        let held = all.filter(|(_, lines, at)| lines.count(*at) > 0);
-        held.map(|(line, lines, at)| (lines.key(at), self.named((line, at))))
+        let all = self.buckets.iter().enumerate();
+        let all = all.flat_map(|(i, bucket)| bucket.taken().map(move |at| (bucket, (i, at))));
+        all.map(|(bucket, at)| (bucket.key(at.1), self.named(at)))
     }
 
     /// The runs of all keys, once per key.
     pub(super) fn runs(&self) -> impl Iterator<Item = u32> {
-        let all = self.lines.iter().flat_map(|line| (0..WIDTH).map(move |at| (line, at)));
-        all.filter(|(line, at)| line.count(*at) > 0).map(|(line, at)| line.place(at).run)
+        self.buckets.iter().flat_map(|bucket| bucket.taken().map(|at| bucket.place(at).run))
     }
 
-    fn named(&self, (line, at): At) -> Named {
-        let line = &self.lines[line];
-        let copies = match line.count(at) {
-            MANY => self.many.get(&line.key(at).0).copied().unwrap_or_default(),
+    fn named(&self, (bucket, at): At) -> Named {
+        let bucket = &self.buckets[bucket];
+        let copies = match bucket.count(at) {
+            MANY => self.many.get(&bucket.key(at).0).copied().unwrap_or_default(),
             device => [device, 0, 0],
         };
-        Named { place: line.place(at), copies }
+        Named { place: bucket.place(at), copies }
     }
 
     /// The key's entry, or the free one where it would be; nonsense if all are taken.
     fn find(&self, key: Key) -> Result<At, At> {
-        let mut line = key.home(self.lines.len());
-        for _ in 0..self.lines.len() {
-            let here = &self.lines[line];
+        let mut bucket = key.home(self.buckets.len());
+        for _ in 0..self.buckets.len() {
+            let here = &self.buckets[bucket];
             if let Some(at) = here.find(key) {
-                return Ok((line, at));
+                return Ok((bucket, at));
             }
             if let Some(at) = here.free() {
-                return Err((line, at));
+                return Err((bucket, at));
             }
-            line = self.after(line);
+            bucket = self.after(bucket);
         }
-        Err((line, 0))
+        Err((bucket, 0))
     }
 
     /// Puts a key that is not there into the free entry where it belongs.
-    fn put(&mut self, key: Key, place: Place, count: u32, (line, at): At) {
-        let (line, at) = if (self.len + 1) * FULLEST.1 <= self.lines.len() * WIDTH * FULLEST.0 {
-            (line, at)
+    fn put(&mut self, key: Key, place: Place, count: u32, (bucket, at): At) {
+        let (bucket, at) = if (self.len + 1) * FULLEST.1 <= self.buckets.len() * WIDTH * FULLEST.0 {
+            (bucket, at)
         } else {
             self.grow();
             let (Ok(at) | Err(at)) = self.find(key);
             at
         };
-        self.lines[line].set(at, key, place, count);
+        self.buckets[bucket].set(at, key, place, count);
         self.len += 1;
     }
 
-    /// A quarter more lines; a map that knows where it is bound grows faster. Homes keep their
+    /// A quarter more buckets; a map that knows where it is bound grows faster. Homes keep their
     /// order, so this is one pass through memory.
     fn grow(&mut self) {
-        let lines = self.lines.len();
-        let ahead = self.expected.min(lines * 4);
-        let size = ahead.max(lines + lines / 4 + 1);
-        let old = std::mem::replace(&mut self.lines, vec![Line::default(); size]);
-        for line in old {
-            for at in (0..WIDTH).filter(|at| line.count(*at) > 0) {
-                let key = line.key(at);
+        let buckets = self.buckets.len();
+        let ahead = self.expected.min(buckets * 4);
+        let size = ahead.max(buckets + buckets / 4 + 1);
+        let old = std::mem::replace(&mut self.buckets, vec![Bucket::default(); size]);
+        for bucket in old {
+            for at in bucket.taken() {
+                let key = bucket.key(at);
                 let mut to = key.home(size);
                 let free = loop {
-                    match self.lines[to].free() {
+                    match self.buckets[to].free() {
                         Some(free) => break free,
                         None => to = self.after(to),
                     }
                 };
-                self.lines[to].set(free, key, line.place(at), line.count(at));
+                self.buckets[to].set(free, key, bucket.place(at), bucket.count(at));
             }
         }
     }
 
-    fn after(&self, line: usize) -> usize {
-        if line + 1 == self.lines.len() { 0 } else { line + 1 }
+    fn after(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// Steps from one line on to another.
+    /// Steps from one bucket on to another.
     fn steps(&self, from: usize, to: usize) -> usize {
-        if to >= from { to - from } else { to + self.lines.len() - from }
+        if to >= from { to - from } else { to + self.buckets.len() - from }
     }
 
-    /// Frees an entry, and pulls those back that had to pass its full line.
-    fn remove_at(&mut self, (line, at): At) {
+    /// Frees an entry, and pulls those back that had to pass its full bucket.
+    fn remove_at(&mut self, (bucket, at): At) {
         self.len -= 1;
-        let (mut hole, mut next) = ((line, at), line);
-        let mut full = self.lines[line].free().is_none();
-        self.lines[line].set_rest(at, 0);
-        for _ in 1..self.lines.len() {
+        let (mut hole, mut next) = ((bucket, at), bucket);
+        let mut full = self.buckets[bucket].free().is_none();
+        self.buckets[bucket].set_share(at, 0);
+        for _ in 1..self.buckets.len() {
             if !full {
                 return;
             }
             next = self.after(next);
-            let here = self.lines[next];
+            let here = self.buckets[next];
             full = here.free().is_none();
             // An entry may move to the hole if that is not before its home.
             let behind = self.steps(hole.0, next);
             let far = |at: &usize| {
                 here.count(*at) > 0
-                    && self.steps(here.key(*at).home(self.lines.len()), next) >= behind
+                    && self.steps(here.key(*at).home(self.buckets.len()), next) >= behind
             };
             if let Some(from) = (0..WIDTH).find(far) {
                 let (key, place, count) = (here.key(from), here.place(from), here.count(from));
-                self.lines[hole.0].set(hole.1, key, place, count);
-                self.lines[next].set_rest(from, 0);
+                self.buckets[hole.0].set(hole.1, key, place, count);
+                self.buckets[next].set_share(from, 0);
                 hole = (next, from);
             }
         }
@@ -391,8 +409,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_cache_line_and_an_entry_survives_packing() {
-        assert_eq!((size_of::<Line>(), align_of::<Line>()), (64, 64));
+    fn a_bucket_is_two_cache_lines_and_an_entry_survives_packing() {
+        assert_eq!((size_of::<Bucket>(), align_of::<Bucket>()), (128, 128));
         let offset = u16::try_from(LONGEST - 1).unwrap();
         let places = [
             Place { run: 0, offset: 0 },
@@ -401,22 +419,23 @@ mod tests {
             Place { run: 1 << 25, offset: 1 << 14 },
             Place { run: 5, offset: 0 },
         ];
-        let mut line = Line::default();
+        let mut bucket = Bucket::default();
         for round in 0..1000 {
-            for (at, place) in places.into_iter().enumerate() {
-                line.set(at, key(round * 5 + at as u64, 1), place, 1 + (at as u32 + 1) % 3);
+            let keys: Vec<_> = (0..10).map(|at| key(round * 10 + at, 1)).collect();
+            for (at, key) in keys.iter().enumerate() {
+                assert_eq!(round > 0 || bucket.free() == Some(at), true);
+                bucket.set(at, *key, places[at % 5], 1 + (at as u32 + 1) % 3);
             }
-            for (at, place) in places.into_iter().enumerate() {
-                let key = key(round * 5 + at as u64, 1);
-                assert_eq!((line.key(at), line.place(at)), (key, place));
-                assert_eq!(line.count(at), 1 + (at as u32 + 1) % 3);
-                assert_eq!(line.find(key), Some(at));
+            for (at, key) in keys.iter().enumerate() {
+                assert_eq!((bucket.key(at), bucket.place(at)), (*key, places[at % 5]));
+                assert_eq!(bucket.count(at), 1 + (at as u32 + 1) % 3);
+                assert_eq!(bucket.find(*key), Some(at));
             }
-            assert_eq!(line.free(), None);
+            assert_eq!(bucket.free(), None);
         }
     }
 
-    /// Keys that crowd into the same lines, so that entries move.
+    /// Keys that crowd into the same buckets, so that entries move.
     fn crowded(name: u64) -> Key {
         Key::from_bits((name % 3) << 57 | name << 20)
     }

@@ -399,7 +399,7 @@ fn measure() {
     // Who stores what, in groups whose names and events are made before the clock starts.
     let mut jobs = Vec::new();
     for (p, (_, sharing)) in prompts.iter().enumerate() {
-        jobs.extend((0..*sharing).map(|s| (Slot(u16::try_from((p * 8 + s) % 64).unwrap()), p)));
+        jobs.extend((0..*sharing).map(|s| (Slot(u16::try_from((p * 29 + s) % 64).unwrap()), p)));
     }
     let (mut took, mut pairs) = (Duration::ZERO, 0);
     for group in jobs.chunks(100) {

@@ -432,7 +432,7 @@ impl Worker {
         self.placed.touch(block, now_ns);
     }
 
-    /// Brings the lines of these names into the cache.
+    /// Brings what these names mean into the cache.
     pub(super) fn warm_names(&self, names: impl Iterator<Item = EngineHash>, seed: u64) {
         self.names.warm(names.map(|name| Key::new(name, seed)));
     }
