@@ -3,7 +3,7 @@
 //! The model is what `pointsman-kv` promises: a worker holds a block while its copies outnumber its
 //! removals, names mean something on one worker only, and the answer is the longest contiguous prefix.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -58,13 +58,13 @@ impl Scenario {
 /// What a literal reader of the events knows.
 #[derive(Default)]
 struct Model {
-    workers: HashMap<u16, Worker>,
+    workers: FxHashMap<u16, Worker>,
 }
 
 #[derive(Default)]
 struct Worker {
-    names: HashMap<u64, (u64, u32)>,
-    held: HashMap<u64, u32>,
+    names: FxHashMap<u64, (u64, u32)>,
+    held: FxHashMap<u64, u32>,
 }
 
 /// The prefix that ends with this content.
@@ -104,7 +104,7 @@ impl Worker {
     }
 }
 
-fn release(held: &mut HashMap<u64, u32>, prefix: u64, copies: u32) {
+fn release(held: &mut FxHashMap<u64, u32>, prefix: u64, copies: u32) {
     if let Some(count) = held.get_mut(&prefix) {
         *count = count.saturating_sub(copies);
         if *count == 0 {

@@ -14,7 +14,7 @@ use crate::subject::Subject;
 use crate::workload::{Fleet, LENGTHS, Rng, WORKERS, Window};
 
 /// Events of a window: they are prepared together, then applied together.
-const EVENTS: usize = 1024;
+const EVENTS: usize = 512;
 /// What is read to evict the caches before a query.
 const EVICT_BYTES: usize = 64 << 20;
 /// Prompts that hot queries go round.
