@@ -159,9 +159,8 @@ async fn write(router: &Router, out: &mut Out) -> Result<u64, SendError> {
     for group in &router.fleet.groups {
         let roster = group.roster.load_full();
         for rank in roster.ranks.iter().flatten() {
-            let mut bytes = Vec::new();
-            let taken = tokio::time::timeout(SLOT_WAIT, take(group, rank, &mut bytes)).await;
-            let Ok(Some(events)) = taken else { continue };
+            let taken = tokio::time::timeout(SLOT_WAIT, take(group, rank)).await;
+            let Ok(Some((events, bytes))) = taken else { continue };
             slots += 1;
             out.line(&Line::Slot(SlotLine {
                 model: group.name().to_owned(),
@@ -179,24 +178,38 @@ async fn write(router: &Router, out: &mut Out) -> Result<u64, SendError> {
     Ok(slots)
 }
 
-/// A rank's blocks, and where they are in its events; `None` if nothing is known by events.
-async fn take(group: &Group, rank: &Rank, bytes: &mut Vec<u8>) -> Option<EventsLine> {
+/// A rank's place in its events and its blocks; `None` if nothing is known by events.
+async fn take(group: &Arc<Group>, rank: &Rank) -> Option<(EventsLine, Vec<u8>)> {
     loop {
-        {
-            let _turn = group.turn().await;
-            let writer = group.writer();
-            match rank.worker.reached(rank.slot) {
-                Reached::Nothing => return None,
-                Reached::Mark(mark) => {
-                    let events = EventsLine::of(mark)?;
-                    writer.snapshot(Slot(rank.slot.0), bytes);
-                    return Some(events);
-                }
-                Reached::Within => {}
-            }
+        let _turn = group.turn().await;
+        let (group, rank) = (Arc::clone(group), rank.clone());
+        // A large slot takes a while, in which requests go on.
+        let taken = tokio::task::spawn_blocking(move || take_now(&group, &rank)).await;
+        if let Taken::All(taken) = taken.ok()? {
+            return taken;
         }
-        tokio::task::yield_now().await;
     }
+}
+
+/// What there was at one instant.
+enum Taken {
+    All(Option<(EventsLine, Vec<u8>)>),
+    /// The middle of a message: it is the turn of those who apply the rest.
+    Within,
+}
+
+fn take_now(group: &Group, rank: &Rank) -> Taken {
+    let writer = group.writer();
+    let events = match rank.worker.reached(rank.slot) {
+        Reached::Within => return Taken::Within,
+        Reached::Nothing => None,
+        Reached::Mark(mark) => EventsLine::of(mark),
+    };
+    Taken::All(events.map(|events| {
+        let mut bytes = Vec::new();
+        writer.snapshot(Slot(rank.slot.0), &mut bytes);
+        (events, bytes)
+    }))
 }
 
 struct Out {
