@@ -1,12 +1,14 @@
-//! Decide and reserve, then settle, in fleets of several sizes with 64 live bookings per worker.
+//! Decide and reserve, then settle, in fleets of several sizes with 64 live bookings per worker: by
+//! thresholds, and by prediction.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_brain::{
-    Ask, Brain, End, Factor, Held, IslBounding, Ladder, Policy, PrefillLoad, Role, Rule, Settings,
-    Slot, Time, WorkerSpec,
+    Ask, Brain, End, Factor, Held, IslBounding, Ladder, Path, Policy, PrefillLoad, Role, Rule,
+    Settings, Slo, Slot, Time, WorkerSpec,
 };
 
 const BOOKINGS_PER_WORKER: usize = 64;
@@ -62,5 +64,52 @@ fn decide(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decide);
+/// Fleets with as many prefill as decode workers, 64 sequences streaming from each of these.
+fn predicting_brain(workers: u16) -> Brain {
+    let slo = Slo { ttft: Some(Duration::from_secs(2)), itl: Some(Duration::from_millis(50)) };
+    let settings =
+        Settings { slo, allow_path_override: true, max_sessions: 1024, ..Settings::default() };
+    let mut brain = Brain::new(settings);
+    for slot in 0..workers {
+        let role = if slot % 2 == 0 { Role::Prefill } else { Role::Decode };
+        brain.add(Slot(slot), spec(role), Time::ZERO);
+    }
+    let tries = Ladder::new(brain.settings());
+    for at in 0..u64::from(workers / 2) * BOOKINGS_PER_WORKER as u64 {
+        let now = Time(at * 100_000);
+        let ask = Ask { wish: Some(Path::Remote), ..Ask::new(3_000, &[], &tries) };
+        if let Ok(decision) = brain.decide(&ask, now) {
+            brain.prefill_done(decision.booking, now);
+            brain.first_token(decision.booking, now);
+            brain.progress(decision.booking, (at * 37 % 300) as u32, now);
+        }
+    }
+    brain
+}
+
+fn predict(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("predicted: decide and reserve, then settle");
+    for workers in [16_u16, 256] {
+        let mut brain = predicting_brain(workers);
+        let tries = Ladder::new(brain.settings());
+        let cached: Vec<Held> = (0..u32::from(workers))
+            .map(|slot| Held { device: slot * 37 % 180, host: 0, disk: 0 })
+            .collect();
+        let now = Time(u64::from(workers) * 64 * 100_000);
+        // Where nothing is cached all workers are alike, so that many have to be looked at closely.
+        for (case, held) in [("partly cached", cached.as_slice()), ("cold", &[])] {
+            group.bench_function(BenchmarkId::new(case, workers), |bencher| {
+                bencher.iter(|| {
+                    let ask = Ask::new(3_000, held, &tries);
+                    if let Ok(decision) = brain.decide(black_box(&ask), now) {
+                        brain.settle(black_box(decision.booking), End::Cancelled, now);
+                    }
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decide, predict);
 criterion_main!(benches);

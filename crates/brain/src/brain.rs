@@ -3,7 +3,7 @@
 //! One caller at a time; what a request does with its plan is the caller's.
 
 use crate::ask::Ask;
-use crate::candidates::{Slate, kv_demand};
+use crate::candidates::{Seen, Slate, kv_demand};
 use crate::decision::{Decision, NoPath};
 use crate::field::Draws;
 use crate::fleet::{Fleet, Reading, Role, Slot, Worker, WorkerSpec};
@@ -103,7 +103,7 @@ impl Brain {
     pub fn decide(&mut self, ask: &Ask<'_>, now: Time) -> Result<Decision, NoPath> {
         let draws = Draws::new(&self.settings, &mut self.random);
         let mut slate = std::mem::take(&mut self.slate);
-        slate.fill(&self.fleet, &self.ledger, &self.settings, ask, now);
+        slate.fill(&self.seen(), &self.settings, ask, now);
         let planned = plan(&self.scene(ask, &slate, draws, now));
         self.slate = slate;
         planned.map(|plan| self.reserve(&plan, ask, now))
@@ -113,7 +113,7 @@ impl Brain {
     pub fn explain(&self, ask: &Ask<'_>, now: Time) -> Result<Record, NoPath> {
         let draws = Draws::new(&self.settings, &mut self.random.clone());
         let mut slate = Slate::default();
-        slate.fill(&self.fleet, &self.ledger, &self.settings, ask, now);
+        slate.fill(&self.seen(), &self.settings, ask, now);
         let scene = self.scene(ask, &slate, draws, now);
         Ok(Record::new(&scene, &plan(&scene)?, &self.ledger))
     }
@@ -194,6 +194,10 @@ impl Brain {
         let view =
             |(slot, worker): (Slot, &Worker)| WorkerView::new(slot, worker, self.ledger.load(slot));
         self.fleet.iter().map(view)
+    }
+
+    fn seen(&self) -> Seen<'_> {
+        Seen { fleet: &self.fleet, ledger: &self.ledger, predictor: &self.predictor }
     }
 
     fn scene<'a>(

@@ -8,6 +8,7 @@ use crate::cost;
 use crate::demand::KvDemand;
 use crate::fleet::{Fleet, Held, Role, Slot, Worker};
 use crate::ledger::{Ledger, Load};
+use crate::predict::{Outlook, Predictor};
 use crate::record::LeftOut;
 use crate::settings::Settings;
 use crate::time::Time;
@@ -30,6 +31,15 @@ pub(crate) struct Candidate {
     pub(crate) load: Load,
     pub(crate) block_size: NonZeroU32,
     pub(crate) max_num_batched_tokens: Option<u32>,
+    /// What its part would take, where a policy asks for it.
+    pub(crate) outlook: Outlook,
+}
+
+/// What there is to know of the workers.
+pub(crate) struct Seen<'a> {
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) predictor: &'a Predictor,
 }
 
 /// The candidates of one request, by slot. Reused from request to request.
@@ -40,19 +50,18 @@ pub(crate) struct Slate {
 
 impl Slate {
     /// Measures all workers for `ask`.
-    pub(crate) fn fill(
-        &mut self,
-        fleet: &Fleet,
-        ledger: &Ledger,
-        settings: &Settings,
-        ask: &Ask<'_>,
-        now: Time,
-    ) {
+    pub(crate) fn fill(&mut self, seen: &Seen<'_>, settings: &Settings, ask: &Ask<'_>, now: Time) {
         self.candidates.clear();
-        for (slot, worker) in fleet.iter() {
-            if left_out(slot, worker, ask, now).is_none() {
-                self.candidates.push(measure(slot, worker, ledger.load(slot), settings, ask));
+        let predicts = settings.predicts();
+        for (slot, worker) in seen.fleet.iter() {
+            if left_out(slot, worker, ask, now).is_some() {
+                continue;
             }
+            let mut candidate = measure(slot, worker, seen.ledger.load(slot), settings, ask);
+            if predicts {
+                candidate.outlook = seen.predictor.outlook_for(&candidate, ask, now);
+            }
+            self.candidates.push(candidate);
         }
     }
 
@@ -101,6 +110,7 @@ pub(crate) fn measure(
         load,
         block_size: spec.block_size,
         max_num_batched_tokens: spec.max_num_batched_tokens,
+        outlook: Outlook::default(),
     }
 }
 

@@ -176,7 +176,8 @@ impl CandidateRecord {
         worker: &Worker,
         load: Load,
     ) -> CandidateRecord {
-        let candidate = measure(slot, worker, load, scene.settings, scene.ask);
+        let mut candidate = measure(slot, worker, load, scene.settings, scene.ask);
+        candidate.outlook = scene.predictor.outlook_for(&candidate, scene.ask, scene.now);
         let gated_out = !pool.has(candidate.role);
         CandidateRecord {
             slot,
@@ -187,7 +188,7 @@ impl CandidateRecord {
             overlap_tokens: candidate.overlap,
             effective_isl_tokens: candidate.u,
             cost: candidate.cost,
-            outlook: scene.predictor.outlook_for(&candidate, scene.ask, scene.now),
+            outlook: candidate.outlook,
             predicted_local: candidate.local.then(|| predicted::local_score(scene, &candidate)),
             guards: scene.check(&candidate, scene.settings.policy.rule).vetoes,
             load,

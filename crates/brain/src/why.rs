@@ -204,6 +204,7 @@ impl Why {
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // tidy: long because every reason has its words here.
         match *self {
             Why::AlwaysRemote => write!(f, "the policy always goes remote"),
             Why::AlwaysLocal => write!(f, "the policy always goes local"),

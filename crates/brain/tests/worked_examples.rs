@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroU32;
 use std::path::{Path as File, PathBuf};
+use std::time::Duration;
 
 use pointsman_brain::{
     Ask, Brain, Budget, Factor, Flag, Guard, Held, IslBounding, KvGuard, Ladder, MaxLocalPrefill,
-    Path, PrefillLoad, Reading, Role, Rule, Settings, Share, ShortPrompt, Signal, Slot, Time,
+    Path, PrefillLoad, Reading, Role, Rule, Settings, Share, ShortPrompt, Signal, Slo, Slot, Time,
     UncachedTokens, WorkerSpec,
 };
 
@@ -62,6 +63,7 @@ impl Example {
             "max_local_prefill" => Rule::MaxLocalPrefill(MaxLocalPrefill {
                 max_local_prefill_length: self.tokens("max_local_prefill_length").unwrap(),
             }),
+            "predicted" => Rule::Predicted,
             other => panic!("there is no policy {other}"),
         }
     }
@@ -72,6 +74,18 @@ impl Example {
         settings.policy.rule = self.rule();
         settings.policy.bounds.floor_tokens = self.tokens("floor_tokens").unwrap_or_default();
         settings.policy.bounds.ceiling_tokens = self.tokens("ceiling_tokens");
+        if let Some(text) = self.0.remove("slo") {
+            let ms = |key: &str| {
+                let (_, value) = text.split_once(&format!("{key}: ")).unwrap();
+                let end = value.find([',', '}']).unwrap();
+                Some(Duration::from_millis(value[..end].parse().unwrap()))
+            };
+            settings.slo = Slo { ttft: ms("ttft_ms"), itl: ms("itl_ms") };
+        }
+        if let Some(text) = self.0.remove("predicted") {
+            assert_eq!(text, "{cold_policy: predicted}");
+            settings.predicted.cold = Rule::Predicted;
+        }
         if let Some(threshold) = self.take("decode_busy_threshold") {
             settings.guards.decode_kv = KvGuard::Above(Share::new(threshold).unwrap());
         }
@@ -117,6 +131,13 @@ fn check(page: &str, yaml: &BTreeMap<String, String>, row: &Row) {
             assert_eq!(brain.decide(&earlier, NOW).unwrap().path, path, "{case}: {column}");
         }
     }
+    for _ in 0..number(row, "streaming").unwrap_or_default() {
+        let mut earlier = Ask::new(4_000, &[], &ladder);
+        earlier.wish = Some(Path::Remote);
+        let streaming = brain.decide(&earlier, NOW).unwrap();
+        brain.prefill_done(streaming.booking, NOW);
+        brain.first_token(streaming.booking, NOW);
+    }
     if let Some(usage) = row.get("usage") {
         let kv_usage = Share::new(usage.parse().unwrap());
         brain.reading(D, Reading { kv_usage, ..Reading::default() }, NOW);
@@ -129,6 +150,18 @@ fn check(page: &str, yaml: &BTreeMap<String, String>, row: &Row) {
     ask.max_new_tokens = max_new_tokens;
     let decision = brain.decide(&ask, NOW).unwrap();
     assert_eq!(decision.effective_isl_tokens, number(row, "u").unwrap(), "{case}");
+    for (kind, score) in [("local", decision.scores.local), ("remote", decision.scores.remote)] {
+        let shown = |column: &str, value: f64, digits: usize| {
+            if let Some(cell) = row.get(column) {
+                assert_eq!(*cell, format!("{value:.digits$}"), "{case}: {column}");
+            }
+        };
+        if let Some(score) = score {
+            shown(&format!("{kind} TTFT"), score.ttft_seconds * 1e3, 0);
+            shown(&format!("{kind} ITL"), score.itl_seconds * 1e3, 1);
+            shown(&format!("{kind} J"), score.j, 2);
+        }
+    }
     let said = (decision.path.as_str(), decision.why.as_str());
     assert_eq!(said, (row["path"].as_str(), row["reason"].as_str()), "{case}");
 }

@@ -304,7 +304,7 @@ async fn a_live_fleet_that_keeps_its_promises_passes_the_check() {
     says(
         &ended,
         &[
-            "model m  (policy isl_bounding)",
+            "model m  (policy predicted)",
             "prefill-0",
             "decode-0",
             "0.31.2",
@@ -348,7 +348,7 @@ async fn the_check_says_what_can_never_fire_and_is_content() {
         metrics: pointsman_sim::mock::Lies { fail: true, ..Default::default() },
         ..Faults::default()
     });
-    let over = json!({"routing": {"isl_gate": 10, "shadow": ["max_local_prefill"]}});
+    let over = json!({"routing": {"policy": "isl_bounding", "isl_gate": 10, "shadow": ["max_local_prefill"]}});
     let ended = check(&[("prefill", &p), ("decode", &d)], over).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
     says(

@@ -27,6 +27,10 @@ const TIE: f64 = 0.01;
 /// Equal candidates of one kind among which one is drawn; further ones stand back.
 const MAX_TIED: usize = 16;
 
+/// Local candidates whose harm is worked out at most: those with the least J before it. In a large
+/// fleet of like workers one of these is as good as any.
+const MAX_JUDGED: usize = 32;
+
 /// While too little was measured, paths that differ by less than this in J are for the cold policy.
 pub(crate) const COLD_MARGIN: f64 = 0.05;
 
@@ -124,10 +128,6 @@ impl<'a> Scorer<'a> {
         }
     }
 
-    fn outlook(&self, candidate: &Candidate) -> Outlook {
-        self.scene.predictor.outlook_for(candidate, self.scene.ask, self.scene.now)
-    }
-
     fn s(&self, x: f64) -> f64 {
         1.0 / (1.0 + (-x / self.width).exp())
     }
@@ -141,58 +141,72 @@ impl<'a> Scorer<'a> {
         first + self.itl_slo.map_or(0.0, |slo| self.s(itl / slo - 1.0))
     }
 
+    /// What one more second of TTFT adds to J at least.
+    fn slope(&self) -> f64 {
+        self.ttft_slo.map_or(1.0, |slo| TTFT_SLOPE / slo)
+    }
+
     /// The best pair. J grows with TTFT, and TTFT is a sum of what p and what d adds: so the best p
     /// is the same for every d, and no other pair has to be looked at.
     fn best_pair(&self, field: &Field<'_>) -> Option<((Candidate, Candidate), Score)> {
         let prefills = || field.candidates().filter(|c| c.role == Role::Prefill);
-        let until_computed = |candidate: &Candidate| self.outlook(candidate).computed();
-        let least = prefills().map(until_computed).fold(f64::INFINITY, f64::min);
-        let pair = |computed: f64, d: &Outlook| {
-            let ttft = computed + d.joined();
-            let itl = self.scene.predictor.remote_itl(d);
-            Score { ttft_seconds: ttft, itl_seconds: itl, j: self.own(ttft, itl) }
+        let least = prefills().map(|c| c.outlook.computed()).fold(f64::INFINITY, f64::min);
+        let times = |computed: f64, d: &Outlook| {
+            (computed + d.joined(), self.scene.predictor.remote_itl(d))
         };
         let mut decodes = Tied::beyond(self.own(least, 0.0));
-        for candidate in field.candidates().filter(|c| c.fetches && self.scene.fits(c)) {
-            decodes.offer(pair(least, &self.outlook(candidate)), candidate);
+        for candidate in field.candidates().filter(|c| c.fetches) {
+            let (ttft, itl) = times(least, &candidate.outlook);
+            if !decodes.beats(ttft, itl, self.slope()) && self.scene.fits(candidate) {
+                decodes.offer(self.score(ttft, itl), candidate);
+            }
         }
         let (_, decode) = decodes.draw(self.scene.draws.decode_tie())?;
-        let outlook = self.outlook(&decode);
-        let with_decode = pair(0.0, &outlook);
-        let mut computing = Tied::beyond(with_decode.j);
+        let (joined, itl) = times(0.0, &decode.outlook);
+        let mut computing = Tied::beyond(self.own(joined, itl));
         for candidate in prefills() {
-            computing.offer(pair(until_computed(candidate), &outlook), candidate);
+            let ttft = candidate.outlook.computed() + joined;
+            if !computing.beats(ttft, itl, self.slope()) {
+                computing.offer(self.score(ttft, itl), candidate);
+            }
         }
         let (score, prefill) = computing.draw(self.scene.draws.prefill_tie())?;
         Some(((prefill, decode), score))
     }
 
+    fn score(&self, ttft: f64, itl: f64) -> Score {
+        Score { ttft_seconds: ttft, itl_seconds: itl, j: self.own(ttft, itl) }
+    }
+
     /// The best local candidate that the guards allow. Harm takes a look at every sequence that
     /// streams from a worker, so it is worked out only where what it is at least leaves a chance.
     fn best_local(&self, field: &Field<'_>, scored: &mut Scored) {
-        let locals = || field.candidates().filter(|candidate| candidate.local);
-        let promising = locals().map(|candidate| (self.local(candidate).j, candidate));
-        let first = promising.reduce(|a, b| if b.0 < a.0 { b } else { a });
-        let Some((_, first)) = first else { return };
-        // What cannot beat the best pair need not be known exactly, except for the best of its kind.
+        // A veto is told where it may have cost the better path.
         let margin = self.scene.settings.predicted.stickiness.get() + COLD_MARGIN;
         let remote = scored.scores.remote.map_or(f64::INFINITY, |remote| remote.j);
-        let hopeless = remote + TIE * remote.abs() + margin;
-        let mut tied = Tied::beyond(0.0);
-        let others = locals().filter(|candidate| candidate.slot != first.slot);
-        for candidate in std::iter::once(first).chain(others) {
+        let mut promising = Promising { list: [None; MAX_JUDGED], len: 0 };
+        for candidate in field.candidates().filter(|candidate| candidate.local) {
+            if !promising.has_room_for(candidate.outlook.local_ttft() * self.slope()) {
+                continue;
+            }
             let least = self.local(candidate);
-            let known = tied.len > 0;
-            if !tied.has_room_for(least.j) || (known && least.j > hopeless) {
+            if !promising.has_room_for(least.j) {
                 continue;
             }
             let checked = self.scene.check(candidate, Rule::Predicted);
             scored.fallbacks = scored.fallbacks.union(checked.fallbacks);
             if checked.vetoes.is_empty() {
-                tied.offer(self.with_harm(candidate, least), candidate);
-            } else if least.j <= hopeless {
+                promising.put(least, candidate);
+            } else if least.j <= remote + margin {
                 scored.vetoes = scored.vetoes.union(checked.vetoes);
             }
+        }
+        let mut tied = Tied::beyond(0.0);
+        for (least, candidate) in promising.list.into_iter().flatten() {
+            if !tied.has_room_for(least.j) {
+                break;
+            }
+            tied.offer(self.with_harm(candidate, least), candidate);
         }
         if let Some((score, local)) = tied.draw(self.scene.draws.decode_tie()) {
             (scored.local, scored.scores.local) = (Some(local), Some(score));
@@ -201,29 +215,29 @@ impl<'a> Scorer<'a> {
 
     /// The score of a local candidate, with the least harm that it can do.
     fn local(&self, candidate: &Candidate) -> Score {
-        let outlook = self.outlook(candidate);
-        let ttft = outlook.local_ttft();
-        let harm = self.scene.predictor.harm_at_least(
-            candidate.slot,
-            outlook.compute,
-            &self.setting(candidate, &outlook),
-        );
-        let j = self.own(ttft, outlook.step) + harm;
-        Score { ttft_seconds: ttft, itl_seconds: outlook.step, j }
+        let outlook = &candidate.outlook;
+        let own = self.score(outlook.local_ttft(), outlook.step);
+        let setting = self.setting(outlook);
+        let predictor = self.scene.predictor;
+        Score {
+            j: own.j + predictor.harm_at_least(candidate.slot, outlook.compute, &setting),
+            ..own
+        }
     }
 
     fn with_harm(&self, candidate: &Candidate, least: Score) -> Score {
-        let outlook = self.outlook(candidate);
-        let setting = self.setting(candidate, &outlook);
-        let harm = self.scene.predictor.harm(candidate.slot, outlook.compute, &setting);
-        Score { j: self.own(least.ttft_seconds, least.itl_seconds) + harm, ..least }
+        let outlook = &candidate.outlook;
+        let setting = self.setting(outlook);
+        let beyond =
+            self.scene.predictor.harm_beyond_least(candidate.slot, outlook.compute, &setting);
+        Score { j: least.j + beyond, ..least }
     }
 
-    fn setting(&self, candidate: &Candidate, outlook: &Outlook) -> Setting {
+    fn setting(&self, outlook: &Outlook) -> Setting {
         Setting {
             now: self.now,
             wait: outlook.wait,
-            step: self.scene.predictor.step(candidate.slot),
+            step: outlook.others,
             width: self.width,
             per_second: self.scene.settings.predicted.lambda.get() / self.ttft_slo.unwrap_or(1.0),
         }
@@ -236,24 +250,68 @@ pub(crate) fn local_score(scene: &Scene<'_>, candidate: &Candidate) -> Score {
     scorer.with_harm(candidate, scorer.local(candidate))
 }
 
+/// The local candidates with the least J before harm to SLOs, lowest first.
+struct Promising<'a> {
+    list: [Option<(Score, &'a Candidate)>; MAX_JUDGED],
+    len: usize,
+}
+
+impl<'a> Promising<'a> {
+    fn has_room_for(&self, j: f64) -> bool {
+        let last = self.list.last().copied().flatten();
+        j.is_finite() && last.is_none_or(|(score, _)| j < score.j)
+    }
+
+    fn put(&mut self, score: Score, candidate: &'a Candidate) {
+        let mut at = self.len.min(MAX_JUDGED - 1);
+        while at > 0
+            && let Some((before, _)) = self.list[at - 1]
+            && before.j > score.j
+        {
+            self.list[at] = self.list[at - 1];
+            at -= 1;
+        }
+        self.list[at] = Some((score, candidate));
+        self.len = (self.len + 1).min(MAX_JUDGED);
+    }
+}
+
 /// Candidates that are as good as the best.
 struct Tied<'a> {
     best: f64,
     /// What of every score lies in other things than the choice; the margin is a share of the rest.
     common: f64,
+    /// TTFT and ITL of the best.
+    times: (f64, f64),
     list: [Option<(Score, &'a Candidate)>; MAX_TIED],
     len: usize,
 }
 
 impl<'a> Tied<'a> {
     fn beyond(common: f64) -> Tied<'a> {
-        Tied { best: f64::INFINITY, common, list: [None; MAX_TIED], len: 0 }
+        Tied {
+            best: f64::INFINITY,
+            common,
+            times: (f64::INFINITY, f64::INFINITY),
+            list: [None; MAX_TIED],
+            len: 0,
+        }
+    }
+
+    fn margin(&self) -> f64 {
+        TIE * (self.best - self.common).abs()
     }
 
     /// What is no number is never among them.
     fn has_room_for(&self, j: f64) -> bool {
-        let margin = TIE * (self.best - self.common).abs();
-        j.is_finite() && (self.best.is_infinite() || j <= self.best + margin)
+        j.is_finite() && (self.best.is_infinite() || j <= self.best + self.margin())
+    }
+
+    /// Whether the best is better than what has these times, as can be told without scoring it: no
+    /// faster stream, and a first token so much later that `slope` alone puts it beyond the margin.
+    fn beats(&self, ttft: f64, itl: f64, slope: f64) -> bool {
+        let (best_ttft, best_itl) = self.times;
+        itl >= best_itl && (ttft - best_ttft) * slope > self.margin()
     }
 
     fn offer(&mut self, score: Score, candidate: &'a Candidate) {
@@ -262,6 +320,7 @@ impl<'a> Tied<'a> {
         }
         if score.j < self.best {
             self.best = score.j;
+            self.times = (score.ttft_seconds, score.itl_seconds);
             let held = std::mem::take(&mut self.len);
             for at in 0..held {
                 if let Some((score, candidate)) = self.list[at]

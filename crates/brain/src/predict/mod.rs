@@ -59,6 +59,8 @@ pub struct Outlook {
     pub beside: f64,
     /// `t_dec` once the request runs there.
     pub step: f64,
+    /// The same without it.
+    pub others: f64,
     /// `X`: moving what it lacks.
     pub transfer: f64,
 }
@@ -169,12 +171,14 @@ impl Predictor {
         let by = self.constants(desk);
         let work = Prefill::new(u, isl, desk.chunk);
         let mine = Batch::new(sequences, isl);
+        let booked = desk.batch.plus(desk.coming);
         let running = if desk.batch.sequences > 0.0 { desk.batch.step(&by) / 2.0 } else { 0.0 };
         Outlook {
             wait: desk.wait(&by, now),
             compute: work.seconds(&by),
             beside: (work.steps + desk.waiting.steps) * desk.batch.beside(&by) + running,
-            step: desk.batch.plus(desk.coming).plus(mine).step(&by),
+            step: booked.plus(mine).step(&by),
+            others: booked.step(&by),
             transfer: self.knowledge.link().seconds(u),
         }
     }
@@ -217,12 +221,12 @@ impl Predictor {
         now.after(std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default())
     }
 
-    /// What computing for `delay` seconds costs those that stream from a worker.
-    pub(crate) fn harm(&self, slot: Slot, delay: f64, setting: &Setting) -> f64 {
-        self.desk(slot).map_or(0.0, |desk| desk.running.harm(delay, setting))
+    /// What computing for `delay` seconds does to the SLOs of those that stream from a worker.
+    pub(crate) fn harm_beyond_least(&self, slot: Slot, delay: f64, setting: &Setting) -> f64 {
+        self.desk(slot).map_or(0.0, |desk| desk.running.harm_beyond_least(delay, setting))
     }
 
-    /// The least that [`Predictor::harm`] can be.
+    /// What it costs them beside that; quickly told.
     pub(crate) fn harm_at_least(&self, slot: Slot, delay: f64, setting: &Setting) -> f64 {
         self.desk(slot).map_or(0.0, |desk| desk.running.harm_at_least(delay, setting))
     }

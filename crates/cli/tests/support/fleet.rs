@@ -387,7 +387,7 @@ pub fn configuration(workers: &Value, over: Value) -> Value {
         "admin": {"worker_api": true},
         "health": {"interval": "500ms"},
         "log": {"filter": "info,pointsman_serve=debug"},
-        "routing": {"seed": 7},
+        "routing": {"policy": "isl_bounding", "seed": 7},
     });
     merge(&mut tree, over);
     tree["models"] = json!([model]);
