@@ -50,15 +50,15 @@ pub(crate) struct Message<'p> {
 }
 
 impl<'p> Message<'p> {
-    /// A message as it came; fails where not even its events can be told apart.
+    /// A message as it came; fails where there are no events to be found.
     pub(crate) fn new(payload: &'p [u8]) -> Result<Message<'p>, EventError> {
-        let events = Batch::decode(payload)?.events();
+        let events = Batch::events_of(payload)?;
         Ok(Message { events, begun: None, read: Read::default() })
     }
 
     /// Events that it is made of.
     pub(crate) fn len(&self) -> usize {
-        self.events.len()
+        self.events.left()
     }
 }
 
@@ -163,7 +163,7 @@ impl Window {
                 }
             }
         }
-        message.begun.is_none() && message.events.len() == 0
+        false
     }
 
     /// Applies what was read, as one change to whoever asks the index; the window is empty then.

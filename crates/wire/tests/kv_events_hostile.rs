@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use common::{hex, json};
-use pointsman_wire::kv_events::{Batch, Event, EventError};
+use pointsman_wire::kv_events::{Announce, Batch, BlockName, Encoding, Event, EventError, encode};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -132,9 +132,13 @@ fn captured_messages_are_read_without_an_allocation() {
 fn a_captured_message_cut_anywhere_is_an_error() {
     let file = json("vllm_kv_events/v0320_pd_prefill_worker.json");
     let payload = hex(&file["messages"][0]["frames_hex"][2]);
-    assert!(read(&payload).is_ok());
+    let whole = |payload: &[u8]| {
+        Batch::events_of(payload).is_ok_and(|mut events| events.all(|event| event.is_ok()))
+    };
+    assert!(read(&payload).is_ok() && whole(&payload));
     for cut in 0..payload.len() {
         assert!(read(&payload[..cut]).is_err(), "{cut} bytes of {}", payload.len());
+        assert!(!whole(&payload[..cut]), "{cut} bytes of {}", payload.len());
     }
 }
 
@@ -199,6 +203,55 @@ fn a_length_that_claims_more_than_the_message_has_is_refused() {
         }
         // The list of events itself.
         assert!(read(&[&b"\x92\xcb\x3f\xf0\0\0\0\0\0\0"[..], claim].concat()).is_err());
+    }
+}
+
+#[test]
+fn a_batch_that_ends_early_ends_with_one_error() {
+    // 32 events are claimed; there are one and a half.
+    let claimed =
+        b"\x92\xcb\x3f\xf0\0\0\0\0\0\0\xdc\x00\x20\x91\xb0AllBlocksCleared\x91\xb0AllBlocksCle";
+    let read: Vec<_> = Batch::events_of(claimed).unwrap().map(|event| event.is_ok()).collect();
+    assert_eq!(read, [true, false]);
+    let absurd = b"\x92\xcb\x3f\xf0\0\0\0\0\0\0\xdd\xff\xff\xff\xff\x91\xb0AllBlocksCleared";
+    assert!(Batch::events_of(absurd).is_err());
+}
+
+#[test]
+fn token_ids_of_every_width_are_read_as_they_are_up_to_the_last_byte() {
+    let ids = [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000, 0x7fff_ffff, u32::MAX];
+    for first in 0..ids.len() {
+        // Rotated, so that each one comes last and nothing follows it.
+        let tokens: Vec<u32> = ids.iter().cycle().skip(first).take(ids.len()).copied().collect();
+        let stored = Announce::Stored {
+            hashes: &[BlockName::Int(1)],
+            parent: None,
+            tokens: &tokens,
+            block_size: 10,
+            lora_name: None,
+            medium: None,
+            cache_salt: None,
+        };
+        let payload = encode(1.0, None, &[stored], Encoding::Array);
+        let Some(Ok(Event::Stored(stored))) = Batch::events_of(&payload).unwrap().next() else {
+            panic!("it is whole")
+        };
+        assert_eq!(stored.tokens.collect::<Vec<_>>(), tokens);
+    }
+    // As the last value of all there is, and in wider forms than need be.
+    for (bytes, id) in [
+        (&b"\x07"[..], 7),
+        (b"\xcc\xff", 255),
+        (b"\xcd\x01\x00", 256),
+        (b"\xce\0\0\0\x09", 9),
+        (b"\xcf\0\0\0\0\0\0\0\x05", 5),
+        (b"\xd3\0\0\0\0\0\0\0\x06", 6),
+    ] {
+        let event = [&b"\x95\xabBlockStored\x91\x01\xc0\x91"[..], bytes, b"\x01"].concat();
+        let payload = followed(&event);
+        let first = Batch::decode(&payload).unwrap().events().next();
+        let Some(Ok(Event::Stored(stored))) = first else { panic!("{bytes:x?}") };
+        assert_eq!(stored.tokens.collect::<Vec<_>>(), [id]);
     }
 }
 

@@ -274,7 +274,8 @@ fn a_block_of_absurd_size_is_taken_and_its_memory_given_back() {
     let payload = encode(1.0, None, &[stored, stored], Encoding::Map);
     let mut window = window();
     let (read, applied, windows) = apply(&mut window, &mut writer, &payload);
-    assert_eq!((read.stored, applied.stored.blocks, windows), (2, 2, 2));
+    assert_eq!((read.stored, applied.stored.blocks), (2, 2));
+    assert!(windows >= 2, "{windows}");
     assert_eq!(reader.blocks(SLOT), 1);
     assert!(window.tokens.capacity() <= 2 * WINDOW_TOKENS);
 }

@@ -287,7 +287,19 @@ impl<'a> Batch<'a> {
 
     /// The events in order. A malformed one is an error in its place, and the rest follows.
     pub fn events(&self) -> Events<'a> {
-        Events { reader: self.reader, left: self.count }
+        Events { reader: self.reader, left: self.count, behind: 0 }
+    }
+
+    /// The events of a batch, without a look at what is behind the first of them: a batch that ends
+    /// early shows it by an error in the place where it ends, its last one.
+    pub fn events_of(payload: &'a [u8]) -> Result<Events<'a>, EventError> {
+        let (fields, _, mut reader) = Batch::head(payload)?;
+        let Head::Array(count) = reader.head()? else {
+            return Err(EventError::Shape("a batch has no list of events"));
+        };
+        // Each event takes a byte at least.
+        let left = usize::try_from(count).ok().filter(|count| *count <= reader.rest().len());
+        Ok(Events { reader, left: left.ok_or(EventError::Truncated)?, behind: fields - 2 })
     }
 }
 
@@ -296,22 +308,37 @@ impl<'a> Batch<'a> {
 pub struct Events<'a> {
     reader: Reader<'a>,
     left: usize,
+    /// Values behind the events, to be seen that the batch is whole.
+    behind: u32,
+}
+
+impl Events<'_> {
+    /// Events that are left, at most.
+    pub fn left(&self) -> usize {
+        self.left
+    }
 }
 
 impl<'a> Iterator for Events<'a> {
     type Item = Result<Event<'a>, EventError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.left = self.left.checked_sub(1)?;
-        Some(event(&mut self.reader))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
+        if let Some(left) = self.left.checked_sub(1) {
+            self.left = left;
+            let read = event(&mut self.reader);
+            if let Err(EventError::Truncated) = read {
+                (self.left, self.behind) = (0, 0);
+            }
+            return Some(read);
+        }
+        for _ in 0..std::mem::take(&mut self.behind) {
+            if let Err(error) = self.reader.skip() {
+                return Some(Err(error));
+            }
+        }
+        None
     }
 }
-
-impl ExactSizeIterator for Events<'_> {}
 
 #[cfg(test)]
 mod tests {
