@@ -9,5 +9,6 @@ pub mod engine;
 pub mod fleet;
 pub mod mock;
 pub mod profile;
+pub mod replay;
 pub mod rng;
 pub mod trace;

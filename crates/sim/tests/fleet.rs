@@ -38,6 +38,7 @@ fn plan(settings: Settings, workers: Vec<WorkerPlan>) -> FleetPlan {
         event_lag: 0,
         event_loss: 0.0,
         reading_every: 1_000_000_000,
+        reading_lag: 0,
         seed: 1,
     }
 }

@@ -79,7 +79,6 @@ impl Fleet {
             .collect();
         let Some(live) = self.live.get_mut(&id) else { return };
         let ask = Ask {
-            max_new_tokens: Some(live.request.output_tokens),
             session: live.request.session,
             slo: live.request.slo,
             ..Ask::new(live.request.prompt_tokens, &held, &live.ladder)

@@ -8,10 +8,10 @@ mod life;
 mod sight;
 mod worker;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use pointsman_brain::{Brain, Decision, Role, Settings, Slo, Slot, Time, WorkerSpec};
+use pointsman_brain::{Brain, Decision, Reading, Role, Settings, Slo, Slot, Time, WorkerSpec};
 
 use crate::engine::{Content, JobId, Nanos, Outbox, Spec};
 use life::Live;
@@ -42,6 +42,8 @@ pub struct FleetPlan {
     pub event_loss: f64,
     /// Time between readings of the engines' load; 0 for none.
     pub reading_every: Nanos,
+    /// Time from a reading to when it is known.
+    pub reading_lag: Nanos,
     /// Seed of what is drawn here.
     pub seed: u64,
 }
@@ -116,6 +118,9 @@ pub struct Fleet {
     next_job: u64,
     reading_every: Nanos,
     next_reading: Nanos,
+    reading_lag: Nanos,
+    /// On their way, in order.
+    readings: VecDeque<(Nanos, Slot, Reading)>,
     outcomes: Vec<Outcome>,
 }
 
@@ -137,6 +142,8 @@ impl Fleet {
             next_job: 0,
             reading_every: plan.reading_every,
             next_reading: plan.reading_every,
+            reading_lag: plan.reading_lag,
+            readings: VecDeque::new(),
             outcomes: Vec::new(),
         }
     }
@@ -195,6 +202,9 @@ impl Fleet {
             self.read_loads();
             self.next_reading = at + self.reading_every;
         }
+        while let Some((_, slot, reading)) = self.readings.pop_front_if(|(due, ..)| *due <= at) {
+            self.brain.reading(slot, reading, Time(at));
+        }
         // What one engine does may free another one's blocks.
         while let Some(worker) = self.workers.iter().position(|worker| worker.is_due(at)) {
             self.pump(worker);
@@ -216,7 +226,7 @@ impl Fleet {
     fn read_loads(&mut self) {
         for (at, worker) in self.workers.iter().enumerate() {
             if let Some(reading) = worker.reading() {
-                self.brain.reading(slot(at), reading, Time(self.now));
+                self.readings.push_back((self.now + self.reading_lag, slot(at), reading));
             }
         }
     }
