@@ -4,6 +4,7 @@
 //! see of it, `seqlock.rs` is the protocol between the two, `holdings.rs` what a worker holds and
 //! `names_map.rs` what it calls its blocks. No unsafe code.
 
+mod ahead;
 mod holdings;
 mod memory;
 mod names_map;
@@ -24,15 +25,12 @@ use crate::index::{
     Store, Stored,
 };
 use crate::names::{BlockHash, EngineHash, Slot, Tier};
+use ahead::Ahead;
 use runs::Runs;
 use shared::Shared;
-use std::hint::black_box;
 use std::sync::Arc;
 use sync::Ordering;
 use worker::{Common, Worker};
-
-/// Names whose memory is fetched together.
-const WINDOW: usize = 128;
 
 /// The writer's index.
 #[derive(Debug)]
@@ -40,6 +38,7 @@ pub(crate) struct Index {
     shared: Arc<Shared>,
     common: Common,
     workers: Vec<Option<Box<Worker>>>,
+    ahead: Ahead,
     now_ns: u64,
 }
 
@@ -59,26 +58,11 @@ impl Reader {
     }
 }
 
-/// How many events make up the next window.
-fn window(events: &[Event<'_>]) -> usize {
-    let mut names = 0;
-    let fits = events.iter().take_while(|event| {
-        let fits = names < WINDOW;
-        names += match event {
-            Event::Store(store) => store.blocks.len(),
-            Event::Remove { blocks, .. } => blocks.len(),
-            Event::Clear { .. } => 0,
-        };
-        fits
-    });
-    fits.count()
-}
-
 impl Index {
     pub(crate) fn new(settings: IndexSettings) -> Self {
         let shared = Arc::new(Shared::new());
         let common = Common::new(Runs::new(Arc::clone(&shared)), settings);
-        Self { shared, common, workers: Vec::new(), now_ns: 0 }
+        Self { shared, common, workers: Vec::new(), ahead: Ahead::default(), now_ns: 0 }
     }
 
     pub(crate) fn reader(&self) -> Reader {
@@ -90,9 +74,9 @@ impl Index {
         let mut sum = Applied::default();
         let mut rest = events;
         while !rest.is_empty() {
-            let (window, after) = rest.split_at(window(rest));
+            let (window, after) = rest.split_at(ahead::window(rest));
             rest = after;
-            self.warm(window);
+            self.ahead.fetch(window, &self.workers, &self.common);
             for event in window {
                 match event {
                     Event::Store(store) => sum.stored.add(self.store(store)),
@@ -107,32 +91,6 @@ impl Index {
             }
         }
         sum
-    }
-
-    /// Lets the cache misses of a window overlap: first those of the names, then those of what
-    /// is found there.
-    fn warm(&self, window: &[Event<'_>]) {
-        let seed = self.common.settings.seed;
-        for event in window {
-            let (slot, parent, names) = match event {
-                Event::Store(store) => (store.slot, store.parent, store.blocks),
-                Event::Remove { slot, blocks, .. } => (*slot, None, *blocks),
-                Event::Clear { .. } => continue,
-            };
-            if let Some(worker) = self.worker(slot) {
-                let names = names.iter().take(WINDOW).copied();
-                worker.warm_names(names.chain(parent), seed);
-            }
-        }
-        let mut touched = 0;
-        for event in window {
-            if let Event::Remove { slot, blocks, .. } = event
-                && let Some(worker) = self.worker(*slot)
-            {
-                touched ^= worker.warm_runs(&self.common, &blocks[..blocks.len().min(WINDOW)]);
-            }
-        }
-        black_box(touched);
     }
 
     pub(crate) fn store(&mut self, store: &Store<'_>) -> Stored {

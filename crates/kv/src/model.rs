@@ -226,12 +226,16 @@ impl Subject for Model {
     }
 }
 
-/// Cases: few under miri, as many as `PROPTEST_CASES` says, or this many.
+/// The cases of an everyday run of the histories that cost least.
+const EVERY_DAY: u32 = 200;
+
+/// Cases: few under miri, or this many, or as many times more as `PROPTEST_CASES` asks of the
+/// histories that cost least.
 pub(crate) fn cases(most: u32) -> ProptestConfig {
     let default = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     match default.cases {
         _ if cfg!(miri) => ProptestConfig { cases: 4, ..default },
         256 => ProptestConfig { cases: most, ..default },
-        _ => default,
+        asked => ProptestConfig { cases: (most * (asked / EVERY_DAY)).max(1), ..default },
     }
 }

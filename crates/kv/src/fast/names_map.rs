@@ -10,7 +10,6 @@ use crate::hash::mix;
 use crate::names::{EngineHash, Tier};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
-use std::hint::black_box;
 
 /// Copies per tier.
 pub(super) type Copies = [u32; Tier::COUNT];
@@ -180,11 +179,22 @@ impl NamesMap {
         self.find(key).ok().map(|at| self.named(at))
     }
 
-    /// Touches the buckets of these keys, so that their cache misses overlap instead of following
-    /// each other.
-    pub(super) fn warm(&self, keys: impl Iterator<Item = Key>) {
-        let home = |key: Key| self.buckets.get(key.home(self.buckets.len()));
-        black_box(keys.filter_map(home).fold(0, |sum, bucket| sum ^ bucket.touch()));
+    /// The bucket where a key would be if nothing were in its way.
+    pub(super) fn home(&self, key: Key) -> usize {
+        key.home(self.buckets.len())
+    }
+
+    /// Reads a bucket, so that it is in the cache when it is needed.
+    pub(super) fn touch(&self, bucket: usize) -> u64 {
+        self.buckets.get(bucket).map_or(0, Bucket::touch)
+    }
+
+    /// Reads the bucket after this one, if that is full: some of its keys may be there.
+    pub(super) fn touch_overflow(&self, bucket: usize) -> u64 {
+        match self.buckets.get(bucket) {
+            Some(full) if full.free().is_none() => self.buckets[self.after(bucket)].touch(),
+            _ => 0,
+        }
     }
 
     /// Adds a key that has one copy on the device; if it is there already, says what it means and

@@ -420,7 +420,7 @@ fn measure() {
             }));
         }
         let start = Cpu::now();
-        for window in events.chunks(WINDOW) {
+        for window in events.chunks(64) {
             pairs += fast.apply(window).stored.blocks;
         }
         took += start.elapsed();
@@ -469,7 +469,7 @@ fn measure() {
             }));
         }
         let start = Cpu::now();
-        for window in events.chunks(WINDOW) {
+        for window in events.chunks(64) {
             removed += fast.apply(window).removed.blocks;
         }
         took += start.elapsed();

@@ -403,6 +403,7 @@ impl Worker {
         self.placed.in_order().filter_map(|block| self.places.get(block).copied()).collect()
     }
 
+    /// The worker's names.
     pub(super) fn names(&self) -> &NamesMap {
         &self.names
     }
@@ -430,17 +431,5 @@ impl Worker {
             self.places.insert(block, place);
         }
         self.placed.touch(block, now_ns);
-    }
-
-    /// Brings what these names mean into the cache.
-    pub(super) fn warm_names(&self, names: impl Iterator<Item = EngineHash>, seed: u64) {
-        self.names.warm(names.map(|name| Key::new(name, seed)));
-    }
-
-    /// Brings what a removal of these names touches into the cache.
-    pub(super) fn warm_runs(&self, all: &Common, names: &[EngineHash]) -> u64 {
-        let seed = all.settings.seed;
-        let runs = names.iter().filter_map(|name| self.names.get(Key::new(*name, seed)));
-        runs.fold(0, |sum, named| sum ^ all.runs.touch(named.place.run))
     }
 }
