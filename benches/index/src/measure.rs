@@ -129,7 +129,8 @@ pub(crate) fn run_ours(size: Size, seed: u64) -> anyhow::Result<Figures> {
 fn started<S: Subject>(size: Size, seed: u64) -> anyhow::Result<Run<S>> {
     let mut fleet = Fleet::new(seed);
     fleet.add(size.pairs);
-    let (subject, figures) = (S::new(), Figures::default());
+    let capacity = (size.pairs / WORKERS).max(size.cleared) as u64;
+    let (subject, figures) = (S::new(capacity), Figures::default());
     let mut run = Run { subject, fleet, seed, size, figures, pairs: 0, empty_bytes: 0 };
     run.fill()?;
     Ok(run)

@@ -11,7 +11,7 @@ use pointsman_wire::kv_events::{self, Announce, Batch, BlockName, Encoding};
 
 use crate::cpu::timed;
 use crate::subject::{Read, Subject, Write};
-use crate::workload::{BLOCK, Kind, Op, Window, tokens_of};
+use crate::workload::{BLOCK, Kind, Op, WORKERS, Window, tokens_of};
 
 /// Events that are handed over together.
 pub(crate) const BATCH: usize = 64;
@@ -62,8 +62,10 @@ fn apply_all(writer: &mut Writer, events: &[Event<'_>]) {
 impl Subject for Ours {
     type Chain = Vec<BlockHash>;
 
-    fn new() -> Ours {
-        let (writer, reader) = index();
+    fn new(capacity: u64) -> Ours {
+        let (mut writer, reader) = index();
+        // As the router does, which reads it from the engines.
+        (0..=WORKERS).for_each(|worker| writer.expect(Slot(worker as u16), capacity));
         let space = Hasher::new(0x706f_696e).space(&SpaceKey::plain(BLOCK as u32));
         let (names, tokens) = (Vec::new(), Vec::new());
         Ours { writer, reader, space, names, tokens, answer: Overlap::new() }

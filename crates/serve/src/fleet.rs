@@ -395,7 +395,8 @@ impl Group {
         self.roster.store(Arc::new(roster));
     }
 
-    /// What was placed on a worker stands in for its events, where there are none.
+    /// What was placed on a worker stands in for its events, where there are none; where there are,
+    /// the index is told how many blocks they can be of.
     fn stand_in(&self, slot: Slot, spec: &WorkerSpec) {
         let stand_in = match self.approximate {
             config::Approximate::Record { ttl, unknown_blocks } if !spec.publishes_events => {
@@ -406,7 +407,11 @@ impl Group {
             }
             _ => None,
         };
-        self.writer().set_approximate(kv::Slot(slot.0), stand_in);
+        let mut writer = self.writer();
+        writer.set_approximate(kv::Slot(slot.0), stand_in);
+        if let Some(blocks) = spec.capacity_blocks.filter(|_| spec.publishes_events) {
+            writer.expect(kv::Slot(slot.0), blocks);
+        }
     }
 
     /// Whether placements on a worker are to be recorded.
