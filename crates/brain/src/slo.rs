@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 /// Service level objectives of a request; `None` (and zero) is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<Duration>,
@@ -26,6 +26,17 @@ impl Slo {
 
     pub(crate) fn itl_seconds(&self) -> Option<f64> {
         seconds(self.itl)
+    }
+}
+
+/// As in settings: `ttft_ms` and `itl_ms`.
+impl Serialize for Slo {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ms = |bound: Option<Duration>| bound.map(|bound| bound.as_secs_f64() * 1e3);
+        let mut out = serializer.serialize_struct("Slo", 2)?;
+        out.serialize_field("ttft_ms", &ms(self.ttft))?;
+        out.serialize_field("itl_ms", &ms(self.itl))?;
+        out.end()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::Method;
 use http::request::Parts;
 use hyper::body::Incoming;
-use pointsman_brain::{Brain, Slo, Slot, WorkerView};
+use pointsman_brain::{Brain, Slot, WorkerView};
 use pointsman_wire::body::{Body, Limits};
 use pointsman_wire::dialect::Api;
 use serde_json::{Value, json};
@@ -111,7 +111,7 @@ fn status(router: &Router) -> Value {
                 "live_bookings": brain.live_bookings(),
                 "ledger": brain.audit().err().unwrap_or_else(|| "sound".to_owned()),
                 "never_fires": brain.never_fires(),
-                "slo": slo(&brain.settings().slo),
+                "slo": brain.settings().slo,
                 "calibration": calibration(group, &brain),
             })
         })
@@ -122,12 +122,6 @@ fn status(router: &Router) -> Value {
         "requests_in_flight": router.gate.inside(),
         "models": models,
     })
-}
-
-/// Milliseconds, as they are configured.
-fn slo(slo: &Slo) -> Value {
-    let ms = |span: Option<std::time::Duration>| span.map(|span| span.as_secs_f64() * 1e3);
-    json!({"ttft_ms": ms(slo.ttft), "itl_ms": ms(slo.itl)})
 }
 
 /// What was measured of a group's engines, with the workers' names.

@@ -258,8 +258,18 @@ impl Desk {
 
     /// `W`: seconds until the prompts in the queue are computed, as seen at `now`.
     pub(crate) fn wait(&self, by: &Constants, now: Time) -> f64 {
-        let head = self.queue.front().map_or(0.0, |queued| queued.work.seconds(by));
-        let had = now.since(self.head_since).as_secs_f64().min(head);
+        let (mut passed, mut head_since) = (0.0, self.head_since);
+        let mut queue = self.queue.iter();
+        let head = loop {
+            match queue.next() {
+                Some(&Queued { work, silent_until: Some(until), .. }) if until <= now => {
+                    passed += work.seconds(by);
+                    head_since = head_since.max(until);
+                }
+                other => break other.map_or(0.0, |queued| queued.work.seconds(by)),
+            }
+        };
+        let had = passed + now.since(head_since).as_secs_f64().min(head);
         let since = now.since(self.reported.at).as_secs_f64();
         let beyond = (self.reported.beyond * by.a1 - since).max(0.0);
         (self.waiting.seconds(by) - had).max(0.0) + beyond

@@ -530,7 +530,9 @@ fn a_prompt_whose_end_is_not_seen_does_not_block_the_queue_for_ever() {
     let wait = |brain: &Brain, now| brain.calibration(now).workers[1].queue_seconds;
     let whole = wait(&brain, NOW);
     assert!(whole > 1.5, "ten prompts of 4000 tokens: {whole}");
-    // A request in between lets the time pass.
+    assert_eq!(wait(&brain, at(whole + 0.1)), 0.0);
+    assert!((wait(&brain, at(whole / 2.0)) - whole / 2.0).abs() < 0.3);
+    // Nor does it where other requests come in between.
     let streaming = ask_at(&mut brain, 100, at(whole / 2.0));
     assert!((wait(&brain, at(whole / 2.0)) - whole / 2.0).abs() < 0.3);
     brain.first_token(streaming.booking, at(whole + 0.1));
