@@ -8,6 +8,8 @@ mod config;
 mod engine;
 mod explain;
 mod logging;
+mod replay;
+mod report;
 mod serve;
 mod shutdown;
 mod sources;
@@ -34,6 +36,8 @@ enum Command {
     Serve(serve::Args),
     /// Start one mock engine.
     Engine(engine::Args),
+    /// Show what each policy would do to a recorded trace, in simulation.
+    Replay(replay::Args),
     /// Check a configuration, and the workers that it names.
     Check(check::Args),
     /// Ask a running router what it would decide for a request, and why.
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Engine(args) => engine::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Config(args) => config::run(&args),

@@ -12,11 +12,13 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pointsman_brain::{Path, Profile, Slo};
+use pointsman_brain::{Profile, Slo};
 
 use crate::engine::{Content, Nanos};
 use crate::fleet::{Ending, Fleet, FleetRequest, Outcome, RequestId};
 use crate::trace::{Start, Trace, block_names};
+
+pub use pointsman_brain::{Path, Settings};
 
 pub use goodput::{Goodput, goodput};
 pub use scenario::{Faults, FleetShape, Kill, NotAFleet, Scenario, Slow};
