@@ -129,8 +129,9 @@ pub(crate) fn run_ours(size: Size, seed: u64) -> anyhow::Result<Figures> {
 fn started<S: Subject>(size: Size, seed: u64) -> anyhow::Result<Run<S>> {
     let mut fleet = Fleet::new(seed);
     fleet.add(size.pairs);
-    let capacity = (size.pairs / WORKERS).max(size.cleared) as u64;
-    let (subject, figures) = (S::new(capacity), Figures::default());
+    // The prompts of the fleet come to a little more than was asked for.
+    let capacity = (size.pairs + size.pairs / 12) / WORKERS;
+    let (subject, figures) = (S::new(capacity as u64), Figures::default());
     let mut run = Run { subject, fleet, seed, size, figures, pairs: 0, empty_bytes: 0 };
     run.fill()?;
     Ok(run)

@@ -5,7 +5,7 @@
 
 use super::memory::{Memory, Part, Parts};
 use super::seqlock;
-use super::shared::{Array, CUT_BITS, Cover, HEAD, Head, INLINE_COVERS, Shared};
+use super::shared::{Array, CUT_BITS, Cover, Forks, HEAD, Head, INLINE_COVERS, Shared};
 use super::sync::{AtomicU64, Ordering};
 use super::table::Tables;
 use std::sync::Arc;
@@ -229,9 +229,13 @@ impl Runs {
         head.set_hashes(Array { part, len });
         head.set_covers(Array::default());
         head.set_parent(Family { parent, children: 0 }.pack());
+        head.set_forks(Forks::default());
         seqlock::close(head.count());
         if let Some(parent) = parent {
             self.set_children(parent.run, |children| (children + 1).min(MOST_CHILDREN));
+            if let Some(head) = self.head(parent.run) {
+                head.set_forks(head.forks().with(parent.offset));
+            }
         }
         self.unclaimed.push(run);
         self.tables.insert(&self.shared, first, run);

@@ -10,17 +10,19 @@ use super::sync::{AtomicU64, Ordering};
 use super::table::DIRECTORY;
 use crate::index::{Depth, Overlap};
 use crate::names::{BlockHash, Slot};
+use std::hint::black_box;
 
 /// Words of a run's head, which is a cache line.
 pub(super) const HEAD: u32 = 8;
 /// Its words: the sequence count, the first hash, where the hashes and the covers are, what the
-/// writer alone reads, and the first covers.
+/// writer alone reads, where other runs go on from this one, and the first covers.
 const COUNT: usize = 0;
 const FIRST: usize = 1;
 const HASHES: usize = 2;
 const COVERS: usize = 3;
 const PARENT: usize = 4;
-const INLINE: usize = 5;
+const FORKS: usize = 5;
+const INLINE: usize = 6;
 /// Covers that fit the head.
 pub(super) const INLINE_COVERS: u32 = HEAD - INLINE as u32;
 
@@ -63,6 +65,29 @@ impl Cover {
 
     pub(super) fn slot_of(word: u64) -> u16 {
         u16::try_from(word >> 48).unwrap_or(0)
+    }
+}
+
+/// The offsets behind which other runs last went on from a run: there chains are likely to leave it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Forks(u64);
+
+impl Forks {
+    /// How many are remembered.
+    const MOST: u32 = 4;
+    const BITS: u32 = u64::BITS / Self::MOST;
+
+    /// One more, in place of the oldest.
+    pub(super) fn with(self, offset: u16) -> Self {
+        if self.offsets().any(|known| known == usize::from(offset)) {
+            return self;
+        }
+        Self(self.0 << Self::BITS | u64::from(offset) + 1)
+    }
+
+    fn offsets(self) -> impl Iterator<Item = usize> {
+        let part = move |i| usize::from((self.0 >> (i * Self::BITS)) as u16);
+        (0..Self::MOST).map(part).filter_map(|offset| offset.checked_sub(1))
     }
 }
 
@@ -111,6 +136,15 @@ impl<'a> Head<'a> {
     /// What the writer keeps here for itself.
     pub(super) fn parent(self) -> u64 {
         self.0[PARENT].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn forks(self) -> Forks {
+        Forks(self.0[FORKS].load(Ordering::Relaxed))
+    }
+
+    /// A hint, so it needs no count.
+    pub(super) fn set_forks(self, forks: Forks) {
+        self.0[FORKS].store(forks.0, Ordering::Relaxed);
     }
 
     pub(super) fn inline(self) -> &'a [AtomicU64] {
@@ -216,36 +250,40 @@ impl Shared {
         let head = self.head(run)?;
         seqlock::read(head.count(), || {
             let all = self.covers(head);
+            // Their misses overlap with those of the hashes.
+            let ends =
+                [all.first(), all.last()].map(|w| w.map_or(0, |w| w.load(Ordering::Relaxed)));
+            black_box(ends);
+            let matched = common(self.hashes(head.hashes()), chain, head.forks());
             covers.clear();
             covers.extend(all.iter().map(|word| word.load(Ordering::Relaxed)));
-            common(self.hashes(head.hashes()), chain)
+            matched
         })
     }
 }
 
 /// The length of the common prefix. Hashes are chained: where one is equal, all before it are.
-fn common(hashes: &[AtomicU64], chain: &[BlockHash]) -> usize {
+fn common(hashes: &[AtomicU64], chain: &[BlockHash], forks: Forks) -> usize {
     let most = hashes.len().min(chain.len());
     let (hashes, chain) = (&hashes[..most], &chain[..most]);
     let equal = |i: usize| hashes[i].load(Ordering::Relaxed) == chain[i].0;
     if most == 0 || !equal(0) {
         return 0;
     }
-    if equal(most - 1) {
-        return most;
+    // `low` is equal, `high` is not. All looks of a round are independent of each other.
+    let (mut low, mut high) = (0, most);
+    let mut look = |low: &mut usize, high: &mut usize, at: usize| {
+        if equal(at) { *low = (*low).max(at) } else { *high = (*high).min(at) }
+    };
+    look(&mut low, &mut high, most - 1);
+    for at in forks.offsets().filter(|at| at + 1 < most) {
+        look(&mut low, &mut high, at);
+        look(&mut low, &mut high, at + 1);
     }
-    // `low` is equal, `high` is not. Four independent loads per round.
-    let (mut low, mut high) = (0, most - 1);
     while high - low > 1 {
-        let step = ((high - low) / 5).max(1);
-        let at = [1, 2, 3, 4].map(|i| (low + i * step).min(high));
-        let is = at.map(|i| i < high && equal(i));
-        let equals = is.iter().take_while(|is| **is).count();
-        if equals < 4 {
-            high = at[equals];
-        }
-        if equals > 0 {
-            low = at[equals - 1];
+        let (from, step) = (low, ((high - low) / 5).max(1));
+        for at in (1..5).map(|i| from + i * step).filter(|at| *at < most) {
+            look(&mut low, &mut high, at);
         }
     }
     low + 1
@@ -297,10 +335,28 @@ mod tests {
                 for more in [0, 1, 40] {
                     let chain = (0..same).map(|i| i + 10).chain((0..more).map(|i| i + 5000));
                     let chain: Vec<_> = chain.map(BlockHash).collect();
-                    assert_eq!(common(&hashes, &chain), usize::try_from(same).unwrap());
+                    let forks = [same / 2, same, 3, same.saturating_sub(1)];
+                    let forks = |n| {
+                        forks
+                            .iter()
+                            .take(n)
+                            .fold(Forks::default(), |all, at| all.with(u16::try_from(*at).unwrap()))
+                    };
+                    for n in 0..=4 {
+                        let found = common(&hashes, &chain, forks(n));
+                        assert_eq!(found, usize::try_from(same).unwrap());
+                    }
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_last_forks_are_remembered() {
+        let forks = [5, 9, 5, 0, 7, 32_766].into_iter().fold(Forks::default(), Forks::with);
+        let mut offsets: Vec<_> = forks.offsets().collect();
+        offsets.sort_unstable();
+        assert_eq!(offsets, [0, 7, 9, 32_766]);
     }
 
     #[test]
