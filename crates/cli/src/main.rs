@@ -7,6 +7,7 @@ mod check;
 mod config;
 mod engine;
 mod explain;
+mod load;
 mod logging;
 mod replay;
 mod report;
@@ -38,6 +39,8 @@ enum Command {
     Engine(engine::Args),
     /// Show what each policy would do to a recorded trace, in simulation.
     Replay(replay::Args),
+    /// Send a recorded trace to a router over HTTP, and show what its clients saw.
+    Load(load::Args),
     /// Check a configuration, and the workers that it names.
     Check(check::Args),
     /// Ask a running router what it would decide for a request, and why.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Engine(args) => engine::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Load(args) => load::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Config(args) => config::run(&args),

@@ -3,7 +3,7 @@
 pub(crate) mod policies;
 mod work;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
@@ -136,7 +136,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn read(path: &PathBuf, args: &Args) -> anyhow::Result<(String, Workload)> {
+fn read(path: &Path, args: &Args) -> anyhow::Result<(String, Workload)> {
     let trace = trace::open(path).with_context(|| path.display().to_string())?;
     let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
     let limit = args.limit.unwrap_or(usize::MAX);

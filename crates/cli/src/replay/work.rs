@@ -80,7 +80,7 @@ fn one(plan: &Plan, item: Item<'_>, bar: &ProgressBar) -> Row {
     let served = workload.serve(&scenario);
     let found = plan.goodput.then(|| {
         goodput(workload, &scenario, |replay| {
-            bar.set_message(format!("{told} goodput, replay {replay}"))
+            bar.set_message(format!("{told} goodput, replay {replay}"));
         })
     });
     Row {

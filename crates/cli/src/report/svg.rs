@@ -16,6 +16,9 @@ pub(super) const KINDS: usize = 6;
 
 const DASHES: [&str; KINDS] = ["none", "8 4", "2 3", "12 4 2 4", "5 3 1 3", "1 5"];
 
+/// Ticks of one axis at most.
+const MAX_TICKS: usize = 8;
+
 /// Marks along one line.
 const MARKS: usize = 6;
 
@@ -43,12 +46,10 @@ impl Axis {
         if low > high {
             (low, high) = (1.0, 10.0);
         }
-        let decade = |value: f64| 10f64.powf(value);
-        Axis {
-            low: decade(low.log10().floor()),
-            high: decade(high.log10().ceil()).max(low * 10.0),
-            logarithmic: true,
-        }
+        // Bounds are among the ticks.
+        let below = ticks_around(low).rfind(|tick| *tick <= low * 1.001).unwrap_or(low);
+        let above = ticks_around(high).find(|tick| *tick >= high * 0.999).unwrap_or(high);
+        Axis { low: below, high: above.max(below * 2.0), logarithmic: true }
     }
 
     pub(super) fn linear(low: f64, high: f64) -> Axis {
@@ -67,8 +68,12 @@ impl Axis {
 
     fn ticks(&self) -> Vec<f64> {
         if self.logarithmic {
-            let decades = (self.high / self.low).log10().round() as i32;
-            return (0..=decades).map(|decade| self.low * 10f64.powi(decade)).collect();
+            let decades = (self.low.log10().floor() as i32)..=(self.high.log10().ceil() as i32);
+            let within = |tick: &f64| *tick >= self.low * 0.999 && *tick <= self.high * 1.001;
+            let all: Vec<f64> = decades.clone().flat_map(decade).filter(within).collect();
+            // Over many decades only the powers of ten.
+            let powers = || decades.map(|power| 10f64.powi(power)).filter(within).collect();
+            return if all.len() <= MAX_TICKS { all } else { powers() };
         }
         let raw = (self.high - self.low) / 5.0;
         let decade = 10f64.powf(raw.log10().floor());
@@ -77,6 +82,17 @@ impl Axis {
         let count = ((self.high - self.low) / step + 1e-9).floor() as usize;
         (0..=count).map(|at| self.low + at as f64 * step).collect()
     }
+}
+
+/// 1, 2 and 5 times a power of ten.
+fn decade(power: i32) -> impl Iterator<Item = f64> {
+    [1.0, 2.0, 5.0].into_iter().map(move |step| step * 10f64.powi(power))
+}
+
+/// The ticks of a logarithmic axis from below a value to above it.
+fn ticks_around(value: f64) -> impl DoubleEndedIterator<Item = f64> {
+    let power = value.log10().floor() as i32;
+    (power - 1..=power + 1).flat_map(|power| decade(power).collect::<Vec<_>>())
 }
 
 /// A number as an axis shows it.

@@ -12,7 +12,8 @@ const PRECISION: f64 = 1.01;
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Goodput {
-    /// The highest rate found at which enough requests meet both SLOs; 0 where none is.
+    /// The highest rate found at which enough requests meet both SLOs; 0 where none is. Above half of
+    /// the highest rate that is looked at, it may be more.
     pub rate: f64,
 }
 
@@ -32,6 +33,9 @@ pub fn goodput(workload: &Workload, scenario: &Scenario, mut begun: impl FnMut(u
             good *= 2.0;
         }
         bad = good * 2.0;
+        if bad > HIGHEST {
+            return Goodput { rate: good };
+        }
     } else {
         loop {
             good = bad / 2.0;
