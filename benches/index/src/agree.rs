@@ -175,7 +175,7 @@ impl<S: Subject> Pair<S> {
 fn one<S: Subject>(scenario: Scenario) -> Agreement {
     let mut rng = Rng::new(7);
     let mut fleet = Fleet::new(11);
-    let mut pair = Pair { subject: S::new(0), model: Model::default(), scenario };
+    let mut pair = Pair { subject: S::new(&[]), model: Model::default(), scenario };
     let (mut window, mut more) = (Window::default(), Window::default());
     fleet.add(PAIRS);
     while fleet.stores(&mut window, EVENTS, 8) {
@@ -189,7 +189,7 @@ fn one<S: Subject>(scenario: Scenario) -> Agreement {
     }
     fleet.add(PAIRS / 4);
     while fleet.stores(&mut window, EVENTS, 8) {
-        fleet.evictions(&mut more, window.blocks());
+        fleet.evictions(&mut more, &window);
         pair.apply(&mut more);
         pair.apply(&mut window);
     }

@@ -83,7 +83,7 @@ impl Crtc {
 impl Subject for Crtc {
     type Chain = Vec<LocalBlockHash>;
 
-    fn new(_: u64) -> Crtc {
+    fn new(_: &[usize]) -> Crtc {
         let tree = Arc::new(ConcurrentRadixTreeCompressed::new());
         let (events, received) = flume::unbounded();
         let (clock, its_clock) = mpsc::channel();
@@ -145,7 +145,7 @@ pub(crate) struct Positional {
 impl Subject for Positional {
     type Chain = Vec<LocalBlockHash>;
 
-    fn new(_: u64) -> Positional {
+    fn new(_: &[usize]) -> Positional {
         let map = Arc::new(PositionalIndexer::new(JUMP));
         Positional { map, lookup: Lookup::default(), answer: OverlapScores::new() }
     }

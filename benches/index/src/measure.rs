@@ -129,9 +129,7 @@ pub(crate) fn run_ours(size: Size, seed: u64) -> anyhow::Result<Figures> {
 fn started<S: Subject>(size: Size, seed: u64) -> anyhow::Result<Run<S>> {
     let mut fleet = Fleet::new(seed);
     fleet.add(size.pairs);
-    // The prompts of the fleet come to a little more than was asked for.
-    let capacity = (size.pairs + size.pairs / 12) / WORKERS;
-    let (subject, figures) = (S::new(capacity as u64), Figures::default());
+    let (subject, figures) = (S::new(&fleet.capacities()), Figures::default());
     let mut run = Run { subject, fleet, seed, size, figures, pairs: 0, empty_bytes: 0 };
     run.fill()?;
     Ok(run)
@@ -192,7 +190,7 @@ impl<S: Subject> Run<S> {
             self.empty_bytes += resident_bytes()?.saturating_sub(before);
             let mut stored = Rate::default();
             while self.fleet.stores(&mut stores, EVENTS, size) {
-                self.fleet.evictions(&mut evictions, stores.blocks());
+                self.fleet.evictions(&mut evictions, &stores);
                 for part in parts(&evictions, EVENTS) {
                     removed.add(part.blocks(), self.subject.apply(&part));
                 }
@@ -319,7 +317,7 @@ impl Run<Ours> {
         let (mut whole, mut read, mut hashed) = <(Rate, Rate, Rate)>::default();
         let (mut bytes, mut chain) = (0, Vec::new());
         while self.fleet.stores(&mut window, EVENTS, 8) {
-            self.fleet.evictions(&mut evictions, window.blocks());
+            self.fleet.evictions(&mut evictions, &window);
             self.subject.apply(&evictions);
             let messages = ours::messages(&window, MESSAGE);
             bytes += messages.iter().map(|(_, payload)| payload.len()).sum::<usize>();

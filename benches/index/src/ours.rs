@@ -11,7 +11,7 @@ use pointsman_wire::kv_events::{self, Announce, Batch, BlockName, Encoding};
 
 use crate::cpu::timed;
 use crate::subject::{Read, Subject, Write};
-use crate::workload::{BLOCK, Kind, Op, WORKERS, Window, tokens_of};
+use crate::workload::{BLOCK, Kind, Op, Window, tokens_of};
 
 /// Events that are handed over together.
 pub(crate) const BATCH: usize = 64;
@@ -62,10 +62,12 @@ fn apply_all(writer: &mut Writer, events: &[Event<'_>]) {
 impl Subject for Ours {
     type Chain = Vec<BlockHash>;
 
-    fn new(capacity: u64) -> Ours {
+    fn new(capacities: &[usize]) -> Ours {
         let (mut writer, reader) = index();
         // As the router does, which reads it from the engines.
-        (0..=WORKERS).for_each(|worker| writer.expect(Slot(worker as u16), capacity));
+        for (worker, blocks) in (0..).zip(capacities) {
+            writer.expect(Slot(worker), *blocks as u64);
+        }
         let space = Hasher::new(0x706f_696e).space(&SpaceKey::plain(BLOCK as u32));
         let (names, tokens) = (Vec::new(), Vec::new());
         Ours { writer, reader, space, names, tokens, answer: Overlap::new() }
@@ -150,8 +152,8 @@ pub(crate) struct Decoded {
 impl Decoded {
     /// Reads one message. Events other than stores, which these messages have not, are left out.
     pub(crate) fn read(&mut self, worker: u16, payload: &[u8]) {
-        let Ok(batch) = Batch::decode(payload) else { return };
-        for event in batch.events() {
+        let Ok(events) = Batch::events_of(payload) else { return };
+        for event in events {
             let Ok(kv_events::Event::Stored(stored)) = event else { continue };
             let start = self.names.len();
             self.names.extend(stored.hashes.map(|name| EngineHash(name.id())));

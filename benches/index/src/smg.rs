@@ -46,7 +46,7 @@ fn apply_one(
 impl Subject for Smg {
     type Chain = Vec<u64>;
 
-    fn new(_: u64) -> Smg {
+    fn new(_: &[usize]) -> Smg {
         let mut tree = RadixTree::new(Config::default());
         let holders = (0..=WORKERS).map(|w| tree.create_holder(&format!("worker-{w}"))).collect();
         Smg { tree, holders, scratch: OverlapScratch::default(), answer: Vec::new() }

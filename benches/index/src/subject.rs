@@ -14,9 +14,9 @@ pub(crate) trait Subject: Sized {
     /// A query in the form that the index takes.
     type Chain: Clone + Default + Send + 'static;
 
-    /// An empty index. It knows `WORKERS` workers and one more, and that each has room for this many
-    /// blocks, if it wants to know.
-    fn new(capacity: u64) -> Self;
+    /// An empty index. It knows `WORKERS` workers and one more; for how many blocks each has room, if
+    /// it wants to know.
+    fn new(capacities: &[usize]) -> Self;
 
     /// Applies a window; the CPU time of that alone, without that of making the subject's own types
     /// of events.

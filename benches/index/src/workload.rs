@@ -216,6 +216,16 @@ struct Holding {
 }
 
 impl Fleet {
+    /// For how many blocks each worker has room: those of its prompts fill it.
+    pub(crate) fn capacities(&self) -> Vec<usize> {
+        let mut blocks = vec![SYSTEMS * SYSTEM_BLOCKS; WORKERS];
+        for prompt in &self.prompts {
+            let own = prompt.len() - prompt.shared();
+            prompt.holders.iter().for_each(|worker| blocks[usize::from(*worker)] += own);
+        }
+        blocks
+    }
+
     pub(crate) fn new(seed: u64) -> Fleet {
         let empty = || Holding {
             to_do: VecDeque::new(),
@@ -288,20 +298,17 @@ impl Fleet {
         true
     }
 
-    /// `blocks` removals of one block each: of random workers the oldest prompts, leaf first. Common
-    /// beginnings stay.
-    pub(crate) fn evictions(&mut self, window: &mut Window, blocks: usize) {
+    /// Room for these stores, by removals of one block each: of the worker that stores the oldest
+    /// prompts, leaf first. Common beginnings stay.
+    pub(crate) fn evictions(&mut self, window: &mut Window, stores: &Window) {
         window.reset();
-        let mut in_vain = 0;
-        while window.blocks() < blocks && in_vain < WORKERS {
-            let worker = self.rng.below(WORKERS);
-            let holding = &mut self.workers[worker];
-            in_vain += usize::from(holding.held.is_empty());
-            for _ in 0..MESSAGE {
+        for op in &stores.ops {
+            let holding = &mut self.workers[usize::from(op.worker)];
+            for _ in op.start..op.end {
                 let Some((prompt, end)) = holding.held.front_mut() else { break };
                 *end -= 1;
                 let prompt = &self.prompts[*prompt];
-                window.remove(worker as u16, &prompt.names[*end..=*end]);
+                window.remove(op.worker, &prompt.names[*end..=*end]);
                 if *end == prompt.shared() {
                     holding.held.pop_front();
                 }
@@ -386,8 +393,8 @@ mod tests {
             }
         }
         let mut window = Window::default();
-        fleet.evictions(&mut window, 50_000);
-        assert!(window.blocks() >= 50_000);
+        fleet.evictions(&mut window, &windows[0]);
+        assert_eq!(window.blocks(), windows[0].blocks());
         for op in &window.ops {
             assert!(held.remove(&(op.worker, window.names[op.start])));
         }

@@ -2,28 +2,32 @@
 //!
 //! A cache miss costs hundreds of instructions, so misses must overlap. Each pass below is a short
 //! loop whose loads depend on nothing but what the pass before has fetched: first the buckets of all
-//! names, then those that full ones have overflowed into, then the runs that names to remove are in.
+//! names, then those that full ones have overflowed into, then the runs of names to remove and of
+//! parents, then what these runs lead to.
 
 use super::names_map::Key;
+use super::runs::Place;
 use super::worker::{Common, Worker};
 use crate::index::Event;
 use std::hint::black_box;
 
 /// Names of a window.
 const WINDOW: usize = 128;
+/// Buckets behind a full one that are looked at; few names are further from their own.
+const OVERFLOWS: usize = 2;
 
 /// Room for one window.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     names: Vec<Name>,
-    runs: Vec<u32>,
+    places: Vec<Place>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Name {
     worker: usize,
     bucket: usize,
-    /// Only of names that are to be removed.
+    /// Only of names whose place is needed: parents, and names that are to be removed.
     key: Option<Key>,
 }
 
@@ -50,7 +54,7 @@ impl Ahead {
         all: &Common,
     ) {
         self.names.clear();
-        self.runs.clear();
+        self.places.clear();
         let seed = all.settings.seed;
         for event in window {
             let (slot, parent, names, removal) = match event {
@@ -60,10 +64,11 @@ impl Ahead {
             };
             let worker = usize::from(slot.0);
             let Some(Some(of)) = workers.get(worker) else { continue };
-            for name in names.iter().take(WINDOW).copied().chain(parent) {
+            let own = names.iter().take(WINDOW).map(|name| (*name, removal));
+            for (name, placed) in own.chain(parent.map(|name| (name, true))) {
                 let key = Key::new(name, seed);
                 let bucket = of.names().home(key);
-                self.names.push(Name { worker, bucket, key: removal.then_some(key) });
+                self.names.push(Name { worker, bucket, key: placed.then_some(key) });
             }
         }
         let names = |name: &Name| workers.get(name.worker)?.as_ref().map(|of| of.names());
@@ -72,17 +77,20 @@ impl Ahead {
             sum ^= names(name).map_or(0, |names| names.touch(name.bucket));
         }
         black_box(sum);
-        for name in &self.names {
-            sum ^= names(name).map_or(0, |names| names.touch_overflow(name.bucket));
+        for behind in 1..=OVERFLOWS {
+            for name in &self.names {
+                sum ^= names(name).map_or(0, |names| names.touch_overflow(name.bucket, behind));
+            }
+            black_box(sum);
         }
-        black_box(sum);
         for name in &self.names {
             if let Some(key) = name.key {
                 let meant = names(name).and_then(|names| names.get(key));
-                self.runs.extend(meant.map(|named| named.place.run));
+                self.places.extend(meant.map(|named| named.place));
             }
         }
-        self.runs.dedup();
-        black_box(self.runs.iter().fold(sum, |sum, run| sum ^ all.runs.touch(*run)));
+        self.places.dedup_by_key(|place| place.run);
+        black_box(self.places.iter().fold(sum, |sum, place| sum ^ all.runs.touch(place.run)));
+        black_box(self.places.iter().fold(sum, |sum, place| sum ^ all.runs.touch_arrays(*place)));
     }
 }

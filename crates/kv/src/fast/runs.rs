@@ -16,6 +16,9 @@ pub(super) const LONGEST: u32 = (1 << CUT_BITS) - 1;
 /// Highest run number, so that it fits an entry of a names map and a run's parent.
 pub(super) const MOST_RUNS: u32 = (1 << 26) - 2;
 
+/// Cache lines of covers that are fetched ahead.
+const TOUCHED_LINES: usize = 16;
+
 /// Where a block is: a run and an offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
@@ -146,6 +149,15 @@ impl Runs {
     /// Brings a run's head into the cache.
     pub(super) fn touch(&self, run: u32) -> u64 {
         self.shared.first(run)
+    }
+
+    /// Brings a run's covers into the cache, and the hash behind a place.
+    pub(super) fn touch_arrays(&self, place: Place) -> u64 {
+        let Some(head) = self.head(place.run) else { return 0 };
+        let next = head.hashes().part.at + u32::from(place.offset) + 1;
+        let lines = self.shared.covers(head).chunks(HEAD as usize).take(TOUCHED_LINES);
+        let covers = lines.map(|line| line[0].load(Ordering::Relaxed));
+        covers.fold(self.shared.data.get(next), |sum, word| sum ^ word)
     }
 
     /// The stretch of blocks that follows `walk` and begins `hashes`, made if it is not there yet;

@@ -82,7 +82,7 @@ impl Forks {
         if self.offsets().any(|known| known == usize::from(offset)) {
             return self;
         }
-        Self(self.0 << Self::BITS | u64::from(offset) + 1)
+        Self(self.0 << Self::BITS | (u64::from(offset) + 1))
     }
 
     fn offsets(self) -> impl Iterator<Item = usize> {
@@ -272,7 +272,7 @@ fn common(hashes: &[AtomicU64], chain: &[BlockHash], forks: Forks) -> usize {
     }
     // `low` is equal, `high` is not. All looks of a round are independent of each other.
     let (mut low, mut high) = (0, most);
-    let mut look = |low: &mut usize, high: &mut usize, at: usize| {
+    let look = |low: &mut usize, high: &mut usize, at: usize| {
         if equal(at) { *low = (*low).max(at) } else { *high = (*high).min(at) }
     };
     look(&mut low, &mut high, most - 1);
@@ -296,13 +296,15 @@ fn advance(depths: &mut [Depth], covers: &[u64], from: usize, matched: usize) ->
     let (from, matched) = (narrow(from), narrow(matched));
     let mut through = false;
     for cover in covers {
-        let Cover { slot, side, cuts } = Cover::unpack(*cover);
-        let Some(depth) = depths.get_mut(usize::from(slot)) else { continue };
-        if !side && depth.host == 0 && depth.disk == 0 {
+        let slot = usize::from(Cover::slot_of(*cover));
+        let Some(depth) = depths.get_mut(slot) else { continue };
+        let Cover { side, cuts, .. } = Cover::unpack(*cover);
+        if !side && depth.host | depth.disk == 0 {
             // All on the device so far, and all on the device here.
             if depth.device == from {
-                depth.device += u32::from(cuts[0]).min(matched);
-                through |= depth.device == from + matched;
+                let more = u32::from(cuts[2]).min(matched);
+                depth.device += more;
+                through |= more == matched;
             }
             continue;
         }

@@ -9,28 +9,6 @@ pub(super) struct Reader<'a> {
     rest: &'a [u8],
 }
 
-/// How a number of up to 32 bits lies in the 8 bytes from its marker on; a length of 0 is none.
-#[derive(Clone, Copy)]
-struct Small {
-    len: u8,
-    shift: u8,
-    mask: u32,
-}
-
-/// By marker.
-static SMALL: [Small; 256] = {
-    let mut small = [Small { len: 0, shift: 0, mask: 0 }; 256];
-    let mut marker = 0;
-    while marker < 0x80 {
-        small[marker] = Small { len: 1, shift: 56, mask: 0x7f };
-        marker += 1;
-    }
-    small[0xcc] = Small { len: 2, shift: 48, mask: 0xff };
-    small[0xcd] = Small { len: 3, shift: 40, mask: 0xffff };
-    small[0xce] = Small { len: 5, shift: 24, mask: u32::MAX };
-    small
-};
-
 /// The head of a value; what follows it is not read yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Head<'a> {
@@ -125,20 +103,26 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a number of 32 bits; None if the next value is none. Most of every message are token
-    /// ids, so these have their own way, in which nothing hangs on a number's length being guessed.
+    /// ids, and most of these have 16 bits, so these come first and need no look at what follows.
     #[inline]
     pub(super) fn small(&mut self) -> Option<u32> {
-        if let Some(word) = self.rest.first_chunk::<8>() {
-            let Small { len, shift, mask } = SMALL[usize::from(word[0])];
-            if len > 0 {
-                self.rest = self.rest.get(usize::from(len)..).unwrap_or_default();
-                // The mask has 32 bits.
-                return Some((u64::from_be_bytes(*word) >> shift) as u32 & mask);
+        match *self.rest {
+            [0xcd, a, b, ref rest @ ..] => {
+                self.rest = rest;
+                Some(u32::from(u16::from_be_bytes([a, b])))
             }
-        }
-        match self.head() {
-            Ok(Head::Int(value, false)) => u32::try_from(value).ok(),
-            _ => None,
+            [value @ 0..0x80, ref rest @ ..] => {
+                self.rest = rest;
+                Some(u32::from(value))
+            }
+            [0xce, a, b, c, d, ref rest @ ..] => {
+                self.rest = rest;
+                Some(u32::from_be_bytes([a, b, c, d]))
+            }
+            _ => match self.head() {
+                Ok(Head::Int(value, false)) => u32::try_from(value).ok(),
+                _ => None,
+            },
         }
     }
 
