@@ -89,7 +89,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         drive::run(plan, target, asked).await
     })?;
     tell(args, &seen)?;
-    Ok(if seen.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    let any = seen.served.iter().any(|served| served.finished);
+    Ok(match (seen.interrupted, any) {
+        (true, _) => ExitCode::from(INTERRUPTED),
+        (false, true) => ExitCode::SUCCESS,
+        (false, false) => ExitCode::FAILURE,
+    })
 }
 
 fn tell(args: &Args, seen: &drive::Seen) -> anyhow::Result<()> {

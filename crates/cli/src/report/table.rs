@@ -29,11 +29,11 @@ pub(crate) fn table(rows: &[Row]) -> String {
         text += shown.trim_end();
         text.push('\n');
     }
+    if rows.iter().any(|row| row.goodput_rate.is_some()) {
+        text += "goodput: highest rate at which 95 % of the requests meet both SLOs\n";
+    }
     if let Some(first) = rows.first() {
-        text += &format!(
-            "goodput: highest rate at which 95 % meet both SLOs; the rest is at rate {}; times in ms\n",
-            first.rate
-        );
+        text += &format!("all else at rate {}; times in ms\n", first.rate);
     }
     text
 }

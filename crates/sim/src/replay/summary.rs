@@ -82,7 +82,8 @@ impl Summary {
         Summary {
             slo_attainment: share(Served::meets_both),
             ttft_ms: [0.5, 0.95, 0.99].map(|share| percentile(&ttft, share) * 1e3),
-            itl_mean_ms: itl.iter().sum::<f64>() / itl.len().max(1) as f64 * 1e3,
+            // A sum of nothing is -0.
+            itl_mean_ms: (itl.iter().sum::<f64>() + 0.0) / itl.len().max(1) as f64 * 1e3,
             itl_p99_ms: percentile(&itl, 0.99) * 1e3,
             local_share: share(|served| served.path == Some(Path::Local)),
             ttft_error_median: (!errors.is_empty()).then(|| percentile(&errors, 0.5)),
