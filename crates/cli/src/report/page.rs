@@ -35,8 +35,11 @@ pub(crate) fn page(about: &About, rows: &[Row]) -> String {
 
 fn recommendation(about: &About, rows: &[Row]) -> String {
     let Some(policy) = words::recommended(rows) else { return String::new() };
+    // One policy alone is not recommended over any other.
+    let chosen = rows.iter().any(|row| row.policy != policy);
+    let heading = if chosen { "Recommendation" } else { "Result" };
     let mut html =
-        format!("<section id=\"recommendation\"><h2>Recommendation: {}</h2>", escaped(&policy));
+        format!("<section id=\"recommendation\"><h2>{heading}: {}</h2>", escaped(&policy));
     for sentence in words::sentences(rows, &policy) {
         let _ = write!(html, "<p>{}</p>", escaped(&sentence));
     }
