@@ -29,7 +29,6 @@ use ahead::Ahead;
 use runs::Runs;
 use shared::Shared;
 use std::sync::Arc;
-use sync::Ordering;
 use worker::{Common, Worker};
 
 /// The writer's index.
@@ -165,7 +164,7 @@ impl Index {
             self.workers.resize_with(at + 1, || None);
         }
         let worker = self.workers[at].get_or_insert_with(|| Box::new(Worker::new(slot)));
-        self.shared.slots.fetch_max(at as u64 + 1, Ordering::Release);
+        self.shared.know(slot);
         let done = act(worker, &mut self.common);
         self.shared.publish_held(slot, worker.blocks());
         done

@@ -6,7 +6,7 @@
 //! no cover there.
 
 use super::names_map::Mixed;
-use super::runs::{Place, Runs, Stretch};
+use super::runs::{Covered, Place, Runs, Stretch};
 use super::shared::Cover;
 use super::side::Side;
 use crate::names::{Slot, Tier};
@@ -62,11 +62,16 @@ impl Holdings {
     /// One more holder of each block of a stretch, on the device, where that only moves the
     /// worker's cut on; otherwise changes nothing and says so.
     pub(super) fn extend(&mut self, runs: &mut Runs, stretch: Stretch) -> bool {
-        let cover = runs.cover(stretch.run, self.slot.0);
-        if cover.is_some_and(|cover| cover.side) || cut_of(cover) != stretch.from {
-            return false;
+        let cut = stretch.from + stretch.len;
+        match runs.covered(stretch.run, self.slot.0) {
+            Some(Covered { cover: Cover { side: true, .. }, .. }) => false,
+            Some(covered) if covered.cover.cuts[0] == stretch.from => {
+                runs.recut(covered, cut);
+                true
+            }
+            None if stretch.from == 0 => runs.put_cover(stretch.run, Cover::plain(self.slot, cut)),
+            _ => false,
         }
-        runs.put_cover(stretch.run, Cover::plain(self.slot, stretch.from + stretch.len))
     }
 
     /// One more holder.
@@ -113,15 +118,22 @@ impl Holdings {
             return Gone { after, last: false };
         }
         let nothing = Gone { after: 0, last: false };
-        let Some(cover) = runs.cover(place.run, self.slot.0) else { return nothing };
-        if !cover.side {
-            let cut = cover.cuts[0];
+        let Some(covered) = runs.covered(place.run, self.slot.0) else { return nothing };
+        if !covered.cover.side {
+            let cut = covered.cover.cuts[0];
             if tier != Tier::Device || place.offset >= cut {
                 return nothing;
             }
             if place.offset + 1 == cut {
-                self.set_plain(runs, place.run, cut - 1);
-                runs.trim(place.run);
+                if cut == 1 {
+                    runs.drop_cover(place.run, self.slot.0);
+                } else {
+                    let was_all = runs.is_all(place.run, cut);
+                    runs.recut(covered, cut - 1);
+                    if was_all {
+                        runs.trim(place.run);
+                    }
+                }
                 return Gone { after: 0, last: true };
             }
             self.sides.insert(place.run, Side::plain(cut));

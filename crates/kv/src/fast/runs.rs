@@ -8,6 +8,7 @@ use super::seqlock;
 use super::shared::{Array, CUT_BITS, Cover, Forks, HEAD, Head, INLINE_COVERS, Shared};
 use super::sync::{AtomicU64, Ordering};
 use super::table::Tables;
+use crate::names::Slot;
 use std::sync::Arc;
 
 /// Blocks of a run at most, so that offsets and cuts fit their bits.
@@ -56,6 +57,14 @@ impl Walk {
     pub(super) fn after(place: Place) -> Self {
         Self { last: Some(place), fresh: false }
     }
+}
+
+/// What a worker covers of a run, and where in the run's covers that is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Covered {
+    run: u32,
+    at: usize,
+    pub(super) cover: Cover,
 }
 
 /// What a run goes on from, and how many runs go on from it.
@@ -285,9 +294,31 @@ impl Runs {
 
     /// What a worker covers of a run.
     pub(super) fn cover(&self, run: u32, slot: u16) -> Option<Cover> {
+        self.covered(run, slot).map(|covered| covered.cover)
+    }
+
+    /// Likewise, and where that is written.
+    pub(super) fn covered(&self, run: u32, slot: u16) -> Option<Covered> {
         let covers = self.shared.covers(self.head(run)?);
         let at = search(covers, slot).ok()?;
-        covers.get(at).map(|word| Cover::unpack(word.load(Ordering::Relaxed)))
+        let cover = Cover::unpack(covers[at].load(Ordering::Relaxed));
+        Some(Covered { run, at, cover })
+    }
+
+    /// Changes what a worker covers to another beginning of the run, nothing to be changed between.
+    pub(super) fn recut(&mut self, covered: Covered, cut: u16) {
+        let Some(head) = self.head(covered.run) else { return };
+        if let Some(word) = self.shared.covers(head).get(covered.at) {
+            let cover = Cover::plain(Slot(covered.cover.slot), cut);
+            seqlock::open(head.count());
+            word.store(cover.pack(), Ordering::Relaxed);
+            seqlock::close(head.count());
+        }
+    }
+
+    /// Whether so many blocks are all of a run.
+    pub(super) fn is_all(&self, run: u32, cut: u16) -> bool {
+        u32::from(cut) >= self.len(run)
     }
 
     /// Sets what a worker covers of a run; says whether there was memory for it.

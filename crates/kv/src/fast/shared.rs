@@ -201,8 +201,16 @@ impl Shared {
 
     pub(super) fn publish_held(&self, slot: Slot, blocks: u64) {
         let at = u32::from(slot.0);
-        if self.blocks.grow(at + 1) {
+        if self.blocks.word(at).is_some() || self.blocks.grow(at + 1) {
             self.blocks.set(at, blocks);
+        }
+    }
+
+    /// Readers are to look as far as this slot. Only the writer calls it, so there is no race.
+    pub(super) fn know(&self, slot: Slot) {
+        let slots = u64::from(slot.0) + 1;
+        if self.slots.load(Ordering::Relaxed) < slots {
+            self.slots.store(slots, Ordering::Release);
         }
     }
 

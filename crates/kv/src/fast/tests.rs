@@ -5,6 +5,7 @@ use crate::hash::{Hasher, Space, SpaceKey};
 use crate::model::{Pair, Subject, cases, ops};
 use crate::reference;
 use proptest::prelude::*;
+use std::sync::atomic::Ordering;
 
 impl Subject for Index {
     fn store(&mut self, store: &Store<'_>) -> Stored {
@@ -141,7 +142,7 @@ fn run(
 }
 
 proptest! {
-    #![proptest_config(cases(40))]
+    #![proptest_config(cases(20))]
 
     #[test]
     fn with_long_prompts_and_many_workers_it_equals_the_reference(ops in long_ops()) {
@@ -217,7 +218,7 @@ fn answers(index: &Index, prompts: &[(u32, u32, u32)], space: Space) -> Vec<[u32
 }
 
 proptest! {
-    #![proptest_config(cases(40))]
+    #![proptest_config(cases(20))]
 
     #[test]
     fn a_restored_index_answers_as_the_one_it_comes_from_and_goes_on_as_it(
