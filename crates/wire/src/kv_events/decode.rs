@@ -35,29 +35,46 @@ struct Fields<'a> {
     sliding_window: Option<u32>,
 }
 
-/// Field names in the order of the array encoding.
-const STORED: &[&str] = &[
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-    "kv_cache_spec_kind",
-    "kv_cache_spec_sliding_window",
+/// What a field says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Hashes,
+    Parent,
+    Tokens,
+    BlockSize,
+    LoraId,
+    Medium,
+    LoraName,
+    ExtraKeys,
+    Group,
+    SpecKind,
+    SlidingWindow,
+}
+
+/// Fields and their names, in the order of the array encoding.
+const STORED: &[(Field, &str)] = &[
+    (Field::Hashes, "block_hashes"),
+    (Field::Parent, "parent_block_hash"),
+    (Field::Tokens, "token_ids"),
+    (Field::BlockSize, "block_size"),
+    (Field::LoraId, "lora_id"),
+    (Field::Medium, "medium"),
+    (Field::LoraName, "lora_name"),
+    (Field::ExtraKeys, "extra_keys"),
+    (Field::Group, "group_idx"),
+    (Field::SpecKind, "kv_cache_spec_kind"),
+    (Field::SlidingWindow, "kv_cache_spec_sliding_window"),
 ];
-const REMOVED: &[&str] = &["block_hashes", "medium", "group_idx"];
+const REMOVED: &[(Field, &str)] =
+    &[(Field::Hashes, "block_hashes"), (Field::Medium, "medium"), (Field::Group, "group_idx")];
 
 fn array_event<'a>(reader: &mut Reader<'a>, items: u32) -> Result<Event<'a>, EventError> {
     let tag = text(reader.head()?, "an event's type")?;
-    let mut names = field_names(tag).iter();
+    let mut known = fields_of(tag).iter();
     let mut fields = Fields::default();
     for _ in 1..items {
-        match names.next() {
-            Some(name) => fields.read(name, reader)?,
+        match known.next() {
+            Some((field, _)) => fields.read(*field, reader)?,
             None => reader.skip()?,
         }
     }
@@ -67,11 +84,24 @@ fn array_event<'a>(reader: &mut Reader<'a>, items: u32) -> Result<Event<'a>, Eve
 fn map_event<'a>(reader: &mut Reader<'a>, pairs: u32) -> Result<Event<'a>, EventError> {
     // The type stands first in practice; a kind that is not known is not looked into.
     let tag = tag(*reader, pairs)?;
-    let known = field_names(tag);
+    let known = fields_of(tag);
+    // Fields come in their order, some left out: the next is looked for behind the last.
+    let mut next = 0;
     let mut fields = Fields::default();
     for _ in 0..pairs {
-        let key = text(reader.head()?, "a field's name")?;
-        if known.contains(&key) { fields.read(key, reader)? } else { reader.skip()? }
+        let Head::Str(key) = reader.head()? else {
+            return Err(EventError::Shape("a field's name"));
+        };
+        let is = |(_, name): &(Field, &str)| name.as_bytes() == key;
+        let (before, after) = known.split_at(next);
+        let behind = after.iter().position(is).map(|at| next + at);
+        match behind.or_else(|| before.iter().position(is)) {
+            Some(at) => {
+                next = at + 1;
+                fields.read(known[at].0, reader)?;
+            }
+            None => reader.skip()?,
+        }
     }
     fields.event(tag)
 }
@@ -86,7 +116,7 @@ fn tag<'a>(mut reader: Reader<'a>, pairs: u32) -> Result<&'a str, EventError> {
     Err(EventError::Shape("an event has no type"))
 }
 
-fn field_names(tag: &str) -> &'static [&'static str] {
+fn fields_of(tag: &str) -> &'static [(Field, &'static str)] {
     match tag {
         "BlockStored" => STORED,
         "BlockRemoved" => REMOVED,
@@ -96,23 +126,23 @@ fn field_names(tag: &str) -> &'static [&'static str] {
 
 impl<'a> Fields<'a> {
     /// Reads the value of a field.
-    fn read(&mut self, field: &str, reader: &mut Reader<'a>) -> Result<(), EventError> {
+    fn read(&mut self, field: Field, reader: &mut Reader<'a>) -> Result<(), EventError> {
         match field {
-            "block_hashes" => {
+            Field::Hashes => {
                 let left = array(reader, "block_hashes")?;
                 self.hashes = Some(Names { reader: *reader, left });
                 for _ in 0..left {
                     name(reader.head()?)?;
                 }
             }
-            "token_ids" => {
+            Field::Tokens => {
                 let left = array(reader, "token_ids")?;
                 self.tokens = Some(Tokens { reader: *reader, left });
                 for _ in 0..left {
                     reader.small().ok_or(EventError::Shape("a token id is not one of 32 bits"))?;
                 }
             }
-            "extra_keys" => {
+            Field::ExtraKeys => {
                 let mut entries = *reader;
                 self.extra_keys = match entries.head()? {
                     Head::Array(left) => ExtraKeys { reader: entries, left: left as usize },
@@ -131,16 +161,19 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    fn scalar(&mut self, field: &str, head: Head<'a>) -> Result<(), EventError> {
+    fn scalar(&mut self, field: Field, head: Head<'a>) -> Result<(), EventError> {
         match field {
-            "parent_block_hash" => self.parent = Some(name(head)?),
-            "block_size" => self.block_size = Some(small(head, "block_size")?),
-            "lora_id" => self.lora_id = Some(small(head, "lora_id")?),
-            "medium" => self.medium = Some(text(head, "medium")?),
-            "lora_name" => self.lora_name = Some(text(head, "lora_name")?),
-            "group_idx" => self.group_idx = Some(small(head, "group_idx")?),
-            "kv_cache_spec_kind" => self.spec_kind = Some(text(head, "kv_cache_spec_kind")?),
-            _ => self.sliding_window = Some(small(head, "kv_cache_spec_sliding_window")?),
+            Field::Parent => self.parent = Some(name(head)?),
+            Field::BlockSize => self.block_size = Some(small(head, "block_size")?),
+            Field::LoraId => self.lora_id = Some(small(head, "lora_id")?),
+            Field::Medium => self.medium = Some(text(head, "medium")?),
+            Field::LoraName => self.lora_name = Some(text(head, "lora_name")?),
+            Field::Group => self.group_idx = Some(small(head, "group_idx")?),
+            Field::SpecKind => self.spec_kind = Some(text(head, "kv_cache_spec_kind")?),
+            Field::SlidingWindow => {
+                self.sliding_window = Some(small(head, "kv_cache_spec_sliding_window")?);
+            }
+            Field::Hashes | Field::Tokens | Field::ExtraKeys => {}
         }
         Ok(())
     }
