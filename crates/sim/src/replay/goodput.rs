@@ -3,7 +3,7 @@
 use super::{ATTAINMENT, Scenario, Workload};
 
 /// Rates that are looked at: no trace is replayed slower or faster than that.
-const LOWEST: f64 = 1.0 / 64.0;
+const LOWEST: f64 = 1.0 / 1024.0;
 const HIGHEST: f64 = 64.0;
 
 /// Bounds of the answer are this close in the end, as a factor.
