@@ -8,6 +8,9 @@ mod command;
 mod support;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use pointsman_sim::mock::Faults;
@@ -15,7 +18,7 @@ use serde_json::{Value, json};
 use support::fleet::{completion, configuration, prompt};
 use support::{Fleet, Request, Router, decode, prefill, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 const SNAPSHOT: &str = "/v1/pointsman/index/snapshot";
 
@@ -127,6 +130,8 @@ async fn snapshot(router: &Router) -> Vec<u8> {
 enum Answer {
     /// It promises these bytes and sends so many of them.
     Bytes(Vec<u8>, usize),
+    /// That another reader is at it, so many times, and then these bytes.
+    Busy(Arc<AtomicUsize>, Vec<u8>),
     /// Nothing.
     Silence,
 }
@@ -143,18 +148,29 @@ async fn serve(answer: Answer) -> SocketAddr {
                 let _head = stream.read(&mut buffer).await;
                 match answer {
                     Answer::Silence => std::future::pending().await,
-                    Answer::Bytes(bytes, sent) => {
-                        let head =
-                            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", bytes.len());
-                        let _ = stream.write_all(head.as_bytes()).await;
-                        let _ = stream.write_all(&bytes[..sent]).await;
+                    Answer::Busy(times, _) if take_one(&times) => {
+                        let busy = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n";
+                        let _ = stream.write_all(busy).await;
                         let _ = stream.shutdown().await;
                     }
+                    Answer::Busy(_, bytes) => send(stream, &bytes, bytes.len()).await,
+                    Answer::Bytes(bytes, sent) => send(stream, &bytes, sent).await,
                 }
             });
         }
     });
     addr
+}
+
+fn take_one(times: &AtomicUsize) -> bool {
+    times.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
+async fn send(mut stream: TcpStream, bytes: &[u8], sent: usize) {
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", bytes.len());
+    let _ = stream.write_all(head.as_bytes()).await;
+    let _ = stream.write_all(&bytes[..sent]).await;
+    let _ = stream.shutdown().await;
 }
 
 async fn serve_whole(bytes: Vec<u8>) -> SocketAddr {
@@ -202,6 +218,19 @@ async fn events_go_on_where_the_snapshot_left_off() {
     for kind in ["restart", "lost", "resync", "malformed"] {
         assert_eq!(metrics.count("pointsman_kv_events_total", &[("kind", kind)]), 0, "{kind}");
     }
+}
+
+#[tokio::test]
+async fn routers_that_start_together_take_turns_at_the_other_ones_index() {
+    let fleet = fleet().await;
+    let prompts = prompts(0, 12);
+    send_all(&fleet, &prompts).await;
+    until_current(&fleet, &fleet.router).await;
+    let busy = Arc::new(AtomicUsize::new(2));
+    let source = serve(Answer::Busy(Arc::clone(&busy), snapshot(&fleet.router).await)).await;
+    let second = deaf_router(&fleet, from(source)).await;
+    assert_eq!(busy.load(SeqCst), 0);
+    assert_eq!(known(&second).await, known(&fleet.router).await);
 }
 
 #[tokio::test]

@@ -24,6 +24,9 @@ const WINDOW_BLOCKS: usize = 4096;
 /// Most tokens of one window, unless a single block has more.
 const WINDOW_TOKENS: usize = 64 * 1024;
 
+/// Most events that are looked at in one turn, those that change nothing included.
+const WINDOW_EVENTS: usize = 4096;
+
 /// What was read of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Read {
@@ -139,10 +142,14 @@ impl Window {
             || self.tokens.len() >= WINDOW_TOKENS
     }
 
-    /// Reads on in a message until the window is full; whether the message is at its end.
+    /// Reads on in a message until the window is full, or for as long as one turn may take; whether
+    /// the message is at its end.
     pub(crate) fn fill<'p>(&mut self, message: &mut Message<'p>) -> bool {
         // Of an event that turns up in place of others there may be two changes.
-        while !self.is_short_of(2) {
+        for _ in 0..WINDOW_EVENTS {
+            if self.is_short_of(2) {
+                break;
+            }
             if let Some(begun) = message.begun {
                 message.begun = self.go_on(begun);
                 continue;

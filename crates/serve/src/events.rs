@@ -116,6 +116,8 @@ struct Follower {
     resync_at: Option<Instant>,
     resync_pause: Duration,
     actions: Vec<Action<Bytes>>,
+    /// The connection has brought a message.
+    heard: bool,
 }
 
 /// A replay under way.
@@ -152,6 +154,7 @@ impl Follower {
             resync_at: None,
             resync_pause: FIRST_RESYNC,
             actions: Vec::new(),
+            heard: false,
             router,
             group,
             rank,
@@ -167,10 +170,15 @@ impl Follower {
         loop {
             match self.open(listener.as_ref()).await {
                 Ok(socket) => {
-                    pause = FIRST_PAUSE;
+                    let begun = Instant::now();
+                    self.heard = false;
                     self.cursor.connected(&mut self.actions);
                     self.perform().await;
                     let error = self.hear(socket).await;
+                    // Whoever accepts and ends it at once is not asked more and more often.
+                    if self.heard || begun.elapsed() > LONGEST_PAUSE {
+                        pause = FIRST_PAUSE;
+                    }
                     self.rank.worker.set_stale(self.rank.slot, true);
                     self.rank.worker.look_again.notify_one();
                     self.count("disconnected", 1);
@@ -288,7 +296,11 @@ impl Follower {
         let [_topic, seq, payload] = frames else { return self.count("malformed", 1) };
         let Some(seq) = sequence(seq) else { return self.count("malformed", 1) };
         let stamp = Stamp { seq, sent_ns: sent_ns(payload) };
-        self.cursor.live(stamp, payload.len(), payload.clone(), &mut self.actions);
+        self.heard = true;
+        // A copy: what the cursor holds must not keep the frames beside it, nor the buffer that other
+        // messages were read into.
+        let message = Bytes::copy_from_slice(payload);
+        self.cursor.live(stamp, payload.len(), message, &mut self.actions);
     }
 
     fn replayed(&mut self, frames: &[Bytes]) {
@@ -382,6 +394,7 @@ impl Follower {
                 }
                 while !self.window.fill(&mut message) {
                     self.write(false).await;
+                    tokio::task::yield_now().await;
                 }
                 message.read
             }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use http::{HeaderMap, Uri};
@@ -15,13 +15,16 @@ use hyper::body::Incoming;
 use pointsman_brain::Cause;
 use pointsman_config::{KvEvents, Restore};
 use pointsman_kv::{Slot, SnapshotError};
-use tokio::time::timeout_at;
+use tokio::time::{sleep, timeout_at};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::fleet::{Group, Rank};
 use crate::router::Router;
 use crate::snapshot::{EndLine, Line, PATH, Seeds, SlotLine, VERSION};
 use crate::upstream::Upstream;
+
+/// How long to wait before asking again a router that hands its index to another one.
+const TURN_PAUSE: Duration = Duration::from_millis(200);
 
 /// Longest line of a snapshot.
 const LINE_BYTES: usize = 1 << 20;
@@ -63,7 +66,8 @@ pub(crate) struct Snapshot {
 pub(crate) async fn open(restore: &Restore) -> Option<Snapshot> {
     let begun = Instant::now();
     let deadline = tokio::time::Instant::now() + restore.timeout;
-    let opened = timeout_at(deadline, ask(restore)).await.unwrap_or(Err(RestoreError::Late));
+    let opened = timeout_at(deadline, ask_in_turn(restore)).await;
+    let opened = opened.unwrap_or(Err(RestoreError::Late));
     match opened {
         Ok((stream, seeds)) => {
             Some(Snapshot { from: restore.from.clone(), begun, deadline, stream, seeds })
@@ -71,6 +75,16 @@ pub(crate) async fn open(restore: &Restore) -> Option<Snapshot> {
         Err(error) => {
             warn(&restore.from, &error);
             None
+        }
+    }
+}
+
+/// Asks until it is this router's turn: the other one hands its index to one reader at a time.
+async fn ask_in_turn(restore: &Restore) -> Result<(Stream, HashMap<String, Seeds>), RestoreError> {
+    loop {
+        match ask(restore).await {
+            Err(RestoreError::Status { status: 429, .. }) => sleep(TURN_PAUSE).await,
+            asked => return asked,
         }
     }
 }

@@ -4,12 +4,17 @@
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pointsman_config::Endpoint;
 use pointsman_wire::zmtp::{Connection, Event, Limits, SocketType, ZmtpError};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+/// How long a connection may be silent before the peer's host is asked, and how often then.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Bytes read from a socket at once.
 const READ_BYTES: usize = 64 * 1024;
@@ -23,6 +28,12 @@ pub(crate) enum ZmqError {
     Protocol(#[from] ZmtpError),
     #[error("the peer closed the connection")]
     Closed,
+}
+
+/// A subscriber only listens: without this it would never learn that its publisher's host is gone.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE);
+    SockRef::from(stream).set_tcp_keepalive(&keep_alive)
 }
 
 trait Io: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -46,6 +57,7 @@ impl Socket {
             Endpoint::Tcp { host, port } => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
                 stream.set_nodelay(true)?;
+                keep_alive(&stream)?;
                 Box::new(stream)
             }
             Endpoint::Ipc(path) => Box::new(UnixStream::connect(path).await?),
@@ -135,7 +147,11 @@ impl Listener {
         limits: Limits,
     ) -> Result<Socket, ZmqError> {
         let io: Box<dyn Io> = match self {
-            Listener::Tcp(listener) => Box::new(listener.accept().await?.0),
+            Listener::Tcp(listener) => {
+                let stream = listener.accept().await?.0;
+                keep_alive(&stream)?;
+                Box::new(stream)
+            }
             Listener::Ipc(listener) => Box::new(listener.accept().await?.0),
         };
         Ok(Socket::over(io, kind, limits))

@@ -234,6 +234,18 @@ fn many_small_events_make_windows_of_bounded_length() {
 // --- Hostile ---
 
 #[test]
+fn events_that_change_nothing_end_a_turn_too() {
+    let (mut writer, _) = index();
+    let count = 3 * WINDOW_EVENTS as u32 - 1;
+    let mut payload = vec![0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0xdd];
+    payload.extend(count.to_be_bytes());
+    payload.resize(payload.len() + count as usize, 0x90);
+    let (read, applied, windows) = apply(&mut window(), &mut writer, &payload);
+    assert_eq!((read.malformed, applied), (u64::from(count), Applied::default()));
+    assert_eq!(windows, 3);
+}
+
+#[test]
 fn blocks_that_do_not_fit_their_tokens_are_counted_and_change_nothing() {
     let (mut writer, reader) = index();
     let hashes = [BlockName::Int(1), BlockName::Int(2)];

@@ -81,6 +81,27 @@ impl Follower {
     }
 }
 
+/// A publisher whose messages come in one buffer, long topics and all, cannot make the router keep more
+/// than the messages that are counted.
+#[tokio::test]
+async fn a_message_that_is_held_keeps_nothing_alive_that_came_with_it() {
+    let router = router(1);
+    let mut follower = follower(&router, 0);
+    follower.cursor = Cursor::new(true, CursorLimits::default());
+    let ((_, first), (_, later)) = (message(0, 1), message(7, 1));
+    let mut buffer = vec![0; 1 << 20];
+    let begin = buffer.len();
+    buffer.extend_from_slice(&later);
+    let buffer = Bytes::from(buffer);
+    let sequence = |seq: u64| Bytes::copy_from_slice(&seq.to_be_bytes());
+    follower.live(&[Bytes::new(), sequence(0), first]);
+    let frames = [buffer.slice(..begin), sequence(7), buffer.slice(begin..)];
+    follower.live(&frames);
+    drop(frames);
+    assert!(follower.asks_again(), "what is between the two is asked for, and the later one held");
+    assert!(buffer.is_unique());
+}
+
 fn blocks(router: &Router, slot: u16) -> u64 {
     router.fleet.groups[0].reader.blocks(Slot(slot))
 }
