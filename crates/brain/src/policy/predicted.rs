@@ -1,7 +1,8 @@
 //! `predicted`: every local candidate and every pair (p, d) is scored, and the lowest J wins.
 //! `TTFT_local(d) = W_d + T_pf(u_d) + (m + queued chunks)(c1 B + c2 S) + [B > 0] t_dec/2`
 //! `TTFT_remote(p, d) = W_p + T_pf(u_p) + X(u_d) + t_dec(d)`
-//! `J = s(TTFT/S_T - 1) + 0.3 TTFT/S_T + s(ITL/S_I - 1) + [local] harm(d)`, `s(x) = 1/(1 + exp(-x/0.1))`
+//! `J = s(TTFT/S_T - 1) + 0.3 l(TTFT/S_T) + s(ITL/S_I - 1) + [local] harm(d)`, `s(x) = 1/(1 + exp(-x/0.1))`,
+//! `l(x) = min(x, 1) + 0.1 max(x - 1, 0)`: what is late for its SLO is not to harm others for its own sake.
 //! The terms are in `predict::physics`, `harm` in `predict::running`; where an SLO is missing, below.
 
 use crate::candidates::Candidate;
@@ -20,6 +21,9 @@ const COLD_WIDTH: f64 = 0.3;
 
 /// Weight of TTFT itself, beside that of what it does to its SLO.
 const TTFT_SLOPE: f64 = 0.3;
+
+/// What TTFT beyond its SLO counts there: the SLO is lost, and being later loses little more.
+const LATE: f64 = 0.1;
 
 /// Scores within this share of the best are equal.
 const TIE: f64 = 0.01;
@@ -134,16 +138,15 @@ impl<'a> Scorer<'a> {
 
     /// J without harm. Without S_T, TTFT counts in seconds; without S_I, ITL does not count.
     fn own(&self, ttft: f64, itl: f64) -> f64 {
-        let first = match self.ttft_slo {
-            Some(slo) => self.s(ttft / slo - 1.0) + TTFT_SLOPE * ttft / slo,
-            None => ttft,
-        };
-        first + self.itl_slo.map_or(0.0, |slo| self.s(itl / slo - 1.0))
+        let lost = |time: f64, slo: Option<f64>| slo.map_or(0.0, |slo| self.s(time / slo - 1.0));
+        self.waiting(ttft) + lost(ttft, self.ttft_slo) + lost(itl, self.itl_slo)
     }
 
-    /// What one more second of TTFT adds to J at least.
-    fn slope(&self) -> f64 {
-        self.ttft_slo.map_or(1.0, |slo| TTFT_SLOPE / slo)
+    /// What TTFT adds to J at least, besides what it does to its SLO. Grows with it.
+    fn waiting(&self, ttft: f64) -> f64 {
+        let Some(slo) = self.ttft_slo else { return ttft };
+        let x = ttft / slo;
+        TTFT_SLOPE * (x.min(1.0) + LATE * (x - 1.0).max(0.0))
     }
 
     /// The best pair. J grows with TTFT, and TTFT is a sum of what p and what d adds: so the best p
@@ -157,7 +160,7 @@ impl<'a> Scorer<'a> {
         let mut decodes = Tied::beyond(self.own(least, 0.0));
         for candidate in field.candidates().filter(|c| c.fetches) {
             let (ttft, itl) = times(least, &candidate.outlook);
-            if !decodes.beats(ttft, itl, self.slope()) && self.scene.fits(candidate) {
+            if !decodes.beats(ttft, itl, |ttft| self.waiting(ttft)) && self.scene.fits(candidate) {
                 decodes.offer(self.score(ttft, itl), candidate);
             }
         }
@@ -166,7 +169,7 @@ impl<'a> Scorer<'a> {
         let mut computing = Tied::beyond(self.own(joined, itl));
         for candidate in prefills() {
             let ttft = candidate.outlook.computed() + joined;
-            if !computing.beats(ttft, itl, self.slope()) {
+            if !computing.beats(ttft, itl, |ttft| self.waiting(ttft)) {
                 computing.offer(self.score(ttft, itl), candidate);
             }
         }
@@ -186,7 +189,7 @@ impl<'a> Scorer<'a> {
         let remote = scored.scores.remote.map_or(f64::INFINITY, |remote| remote.j);
         let mut promising = Promising { list: [None; MAX_JUDGED], len: 0 };
         for candidate in field.candidates().filter(|candidate| candidate.local) {
-            if !promising.has_room_for(candidate.outlook.local_ttft() * self.slope()) {
+            if !promising.has_room_for(self.waiting(candidate.outlook.local_ttft())) {
                 continue;
             }
             let least = self.local(candidate);
@@ -308,10 +311,10 @@ impl<'a> Tied<'a> {
     }
 
     /// Whether the best is better than what has these times, as can be told without scoring it: no
-    /// faster stream, and a first token so much later that `slope` alone puts it beyond the margin.
-    fn beats(&self, ttft: f64, itl: f64, slope: f64) -> bool {
+    /// faster stream, and a first token so much later that `waiting` alone puts it beyond the margin.
+    fn beats(&self, ttft: f64, itl: f64, waiting: impl Fn(f64) -> f64) -> bool {
         let (best_ttft, best_itl) = self.times;
-        itl >= best_itl && (ttft - best_ttft) * slope > self.margin()
+        itl >= best_itl && waiting(ttft) - waiting(best_ttft) > self.margin()
     }
 
     fn offer(&mut self, score: Score, candidate: &'a Candidate) {

@@ -214,11 +214,35 @@ fn close_cases_are_for_the_cold_policy_until_enough_was_measured() {
     assert_eq!(ask_at(&mut brain, 4_000, NOW).why.as_str(), "predicted_local", "not close");
 }
 
+#[test]
+fn a_prompt_that_is_late_either_way_harms_others_less_for_its_own_sake_than_one_that_is_not() {
+    // Eight sequences stream from d, and p has much to do: locally the first token comes sooner.
+    let path = |ttft_ms: u64| {
+        let settings = Settings { allow_path_override: true, ..with_slo(ttft_ms, 40) };
+        let mut brain = brain(settings, &[prefill(), decode()]);
+        run_on(&mut brain, Path::Remote, 8, 3_000);
+        for _ in 0..2 {
+            let tries = fresh();
+            let ask = Ask { wish: Some(Path::Remote), ..Ask::new(20_000, &[], &tries) };
+            brain.decide(&ask, NOW).unwrap();
+        }
+        let decision = ask_at(&mut brain, 20_000, NOW);
+        let (local, remote) = (decision.scores.local.unwrap(), decision.scores.remote.unwrap());
+        assert!(local.ttft_seconds < remote.ttft_seconds);
+        (local.ttft_seconds, remote.ttft_seconds, decision.path)
+    };
+    let (local, remote, in_time) = path(2_000);
+    assert!(local < 2.0 && remote > 2.0, "{local} {remote}");
+    let (_, _, late) = path(500);
+    assert_eq!((in_time, late), (Path::Local, Path::Remote));
+}
+
 /// J by the page, without anybody running.
 fn j(ttft: f64, itl: f64, slo: &Slo, width: f64) -> f64 {
     let s = |x: f64| 1.0 / (1.0 + (-x / width).exp());
     let (t, i) = (slo.ttft.unwrap().as_secs_f64(), slo.itl.unwrap().as_secs_f64());
-    s(ttft / t - 1.0) + 0.3 * ttft / t + s(itl / i - 1.0)
+    let x = ttft / t;
+    s(x - 1.0) + 0.3 * (x.min(1.0) + 0.1 * (x - 1.0).max(0.0)) + s(itl / i - 1.0)
 }
 
 #[test]
