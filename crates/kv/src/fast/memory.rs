@@ -10,8 +10,6 @@ use std::sync::OnceLock;
 const FIRST: u32 = 10;
 /// Logarithm of the words of every further chunk (8 MiB).
 const LAST: u32 = 20;
-/// Chunks at most: about 16 GiB of words.
-const CHUNKS: usize = 2048 + (LAST - FIRST) as usize;
 /// Words of a cache line.
 const LINE: usize = 8;
 
@@ -35,7 +33,7 @@ impl Chunk {
     }
 }
 
-/// The memory.
+/// The memory. Its address book is made at once, for as many words as there may ever be.
 #[derive(Debug)]
 pub(super) struct Memory {
     chunks: Box<[OnceLock<Chunk>]>,
@@ -58,8 +56,9 @@ fn chunk_len(chunk: usize) -> usize {
 }
 
 impl Memory {
-    pub(super) fn new() -> Self {
-        Self { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect() }
+    /// Memory of up to about this many words.
+    pub(super) fn new(most: u32) -> Self {
+        Self { chunks: (0..=locate(most).0).map(|_| OnceLock::new()).collect() }
     }
 
     /// A word, if it is there yet.
@@ -89,10 +88,8 @@ impl Memory {
     /// Makes all words below `end` exist; says whether there is room for them.
     pub(super) fn grow(&self, end: u32) -> bool {
         let last = locate(end.saturating_sub(1)).0;
-        if last >= CHUNKS {
-            return false;
-        }
-        for (at, chunk) in self.chunks[..=last].iter().enumerate().rev() {
+        let Some(chunks) = self.chunks.get(..=last) else { return false };
+        for (at, chunk) in chunks.iter().enumerate().rev() {
             let mut made = false;
             chunk.get_or_init(|| {
                 made = true;
@@ -113,7 +110,7 @@ impl Memory {
 
     /// Bytes that are in use, address book included.
     pub(super) fn bytes(&self) -> u64 {
-        self.len() * 8 + (CHUNKS * size_of::<OnceLock<Chunk>>()) as u64
+        self.len() * 8 + (self.chunks.len() * size_of::<OnceLock<Chunk>>()) as u64
     }
 }
 
@@ -270,7 +267,7 @@ mod tests {
 
     #[test]
     fn parts_never_overlap_nor_straddle_chunks() {
-        let memory = Memory::new();
+        let memory = Memory::new(1 << 24);
         let (mut parts, mut taken) = (Parts::default(), Vec::new());
         for round in 0..200_u32 {
             let least = round * 977 % 6000;
@@ -299,9 +296,10 @@ mod tests {
 
     #[test]
     fn words_that_are_not_there_read_as_nothing() {
-        let memory = Memory::new();
+        let memory = Memory::new(1 << 12);
         assert_eq!(memory.get(u32::MAX), 0);
-        assert!(memory.slice(5, 3).is_empty());
-        memory.set(7, 1);
+        assert!(memory.grow(1 << 12) && !memory.grow(1 << 13));
+        assert!(memory.slice(1 << 20, 3).is_empty());
+        memory.set(1 << 20, 1);
     }
 }

@@ -5,6 +5,7 @@
 //! run's sequence count, first hash included; the table and addresses are hints until then.
 
 use super::memory::{Memory, Part};
+use super::runs::MOST_RUNS;
 use super::seqlock;
 use super::sync::{AtomicU64, Ordering};
 use super::table::DIRECTORY;
@@ -90,6 +91,9 @@ impl Forks {
         (0..Self::MOST).map(part).filter_map(|offset| offset.checked_sub(1))
     }
 }
+
+/// Words of arrays and tables at most: 8 GiB.
+const MOST_DATA: u32 = 1 << 30;
 
 /// An array in the memory: its part, and how much of it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -186,10 +190,10 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new() -> Self {
         Self {
-            heads: Memory::new(),
-            data: Memory::new(),
+            heads: Memory::new(MOST_RUNS * HEAD),
+            data: Memory::new(MOST_DATA),
             directory: (0..DIRECTORY).map(|_| AtomicU64::new(0)).collect(),
-            blocks: Memory::new(),
+            blocks: Memory::new(u32::from(u16::MAX)),
             slots: AtomicU64::new(0),
         }
     }
