@@ -5,7 +5,7 @@ use std::path::Path as FilePath;
 
 use pointsman_brain::{Policy, Rule};
 use pointsman_sim::replay::{
-    Faults, FleetShape, Kill, Path, Scenario, Settings, Slow, Summary, Workload, goodput,
+    Faults, FleetShape, Kill, Path, Scenario, Served, Settings, Slow, Summary, Workload, goodput,
     percentile, ttft_slo,
 };
 use pointsman_sim::trace::open;
@@ -79,7 +79,7 @@ fn a_prompt_without_company_meets_its_slo_which_is_that_of_the_study() {
     let served =
         conversation().serve(&Scenario { rate: 1e-3, noise: 0.0, ..under(Rule::AlwaysRemote) });
     let Scenario { profile, prefill_chunk, .. } = Scenario::default();
-    assert!(served.iter().all(|served| served.meets_both()));
+    assert!(served.iter().all(Served::meets_both));
     let tokens = 6758.0;
     let prefill = 8e-3 + 44.5e-6 * tokens + 9.8e-10 * tokens * tokens / 2.0;
     assert!((served[0].ttft_slo - 0.5 - 2.0 * prefill).abs() < 1e-9);
