@@ -17,7 +17,7 @@ fn pair() -> [Spec; 2] {
     })
 }
 
-fn predicted(more: Value) -> Value {
+fn predicted(more: &Value) -> Value {
     let mut config = json!({"routing": {"policy": "predicted", "allow_path_override": true}});
     for (key, value) in more.as_object().into_iter().flatten() {
         config[key] = value.clone();
@@ -40,7 +40,7 @@ fn calibration(status: &Value) -> &Value {
 
 #[tokio::test]
 async fn what_was_predicted_is_shown_beside_what_came_of_it() {
-    let fleet = Fleet::with(pair(), predicted(json!({}))).await;
+    let fleet = Fleet::with(pair(), predicted(&json!({}))).await;
     assert_eq!(calibration(&fleet.router.status().await)["cold"], true);
     for seed in 0..70 {
         stream(&fleet.router, seed, if seed % 2 == 0 { "remote" } else { "local" }).await;
@@ -78,7 +78,7 @@ async fn what_was_predicted_is_shown_beside_what_came_of_it() {
 
 #[tokio::test]
 async fn a_request_says_by_header_what_it_is_to_be_served_within() {
-    let config = predicted(json!({"model": {"slo": {"ttft_ms": 800, "itl_ms": 50}}}));
+    let config = predicted(&json!({"model": {"slo": {"ttft_ms": 800, "itl_ms": 50}}}));
     let fleet = Fleet::with(pair(), config).await;
     let status = fleet.router.status().await;
     assert_eq!(status["models"][0]["slo"], json!({"ttft_ms": 800.0, "itl_ms": 50.0}));
@@ -117,7 +117,7 @@ fn measured(status: &Value) -> u64 {
 async fn what_was_measured_is_kept_over_a_restart() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("calibration.json");
-    let config = predicted(json!({"calibration": {"state_file": file}}));
+    let config = predicted(&json!({"calibration": {"state_file": file}}));
     let mut fleet = Fleet::with(pair(), config.clone()).await;
     for seed in 0..10 {
         stream(&fleet.router, seed, "remote").await;
