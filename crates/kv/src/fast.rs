@@ -147,12 +147,6 @@ impl Index {
         Stats { slots: self.workers.iter().flatten().map(|worker| worker.stats()).collect() }
     }
 
-    /// Bytes of memory.
-    pub(crate) fn bytes(&self) -> u64 {
-        let workers = self.workers.iter().flatten().map(|worker| worker.bytes());
-        self.common.runs.bytes() + workers.sum::<u64>()
-    }
-
     fn worker(&self, slot: Slot) -> Option<&Worker> {
         self.workers.get(usize::from(slot.0))?.as_deref()
     }

@@ -341,12 +341,6 @@ impl Writer {
         self.index.stats()
     }
 
-    /// Bytes of memory that the index takes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.index.bytes()
-    }
-
     /// Another reader.
     #[must_use]
     pub fn reader(&self) -> Reader {

@@ -34,8 +34,8 @@ mod index;
 mod model;
 mod names;
 mod placed;
-#[cfg(any(test, feature = "reference"))]
-pub mod reference;
+#[cfg(test)]
+mod reference;
 
 pub use cursor::{
     Action, ClearCause, Cursor, CursorLimits, CursorStats, Position, Stamp, Standing,

@@ -19,12 +19,12 @@ impl Placed {
         self.blocks.len() as u64
     }
 
-    #[cfg(any(test, feature = "reference"))]
+    #[cfg(test)]
     pub(crate) fn contains(&self, block: BlockHash) -> bool {
         self.blocks.contains_key(&block)
     }
 
-    #[cfg(any(test, feature = "reference"))]
+    #[cfg(test)]
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockHash> {
         self.blocks.keys()
     }

@@ -43,13 +43,6 @@ impl Holdings {
         Self { slot, sides: HashMap::default(), more: HashMap::default() }
     }
 
-    /// Bytes of memory.
-    pub(super) fn bytes(&self) -> u64 {
-        let sides: u64 = self.sides.values().map(Side::bytes).sum();
-        let more = self.more.capacity() * size_of::<((Tier, Place), u32)>();
-        sides + more as u64
-    }
-
     pub(super) fn has(&self, runs: &Runs, tier: Tier, place: Place) -> bool {
         match runs.cover(place.run, self.slot.0) {
             Some(Cover { side: true, .. }) => {

@@ -101,17 +101,6 @@ impl Memory {
         }
         true
     }
-
-    /// Words that exist.
-    fn len(&self) -> u64 {
-        let there = self.chunks.iter().take_while(|chunk| chunk.get().is_some());
-        there.enumerate().map(|(at, _)| chunk_len(at) as u64).sum()
-    }
-
-    /// Bytes that are in use, address book included.
-    pub(super) fn bytes(&self) -> u64 {
-        self.len() * 8 + (self.chunks.len() * size_of::<OnceLock<Chunk>>()) as u64
-    }
 }
 
 /// The largest part that can be had.
@@ -211,11 +200,6 @@ impl Parts {
         if part.class > 0 {
             self.free[usize::from(part.class)].push(part.at);
         }
-    }
-
-    /// Bytes of the lists of free parts.
-    pub(super) fn bytes(&self) -> u64 {
-        self.free.iter().map(|list| list.capacity() as u64 * 4).sum()
     }
 
     /// The end of a chunk that is too small for what was asked becomes smaller parts.

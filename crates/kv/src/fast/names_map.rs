@@ -171,12 +171,6 @@ impl NamesMap {
         self.len
     }
 
-    /// Bytes of memory.
-    pub(super) fn bytes(&self) -> u64 {
-        let side = self.many.capacity() * size_of::<(u64, Copies)>();
-        (self.buckets.capacity() * size_of::<Bucket>() + side) as u64
-    }
-
     pub(super) fn get(&self, key: Key) -> Option<Named> {
         self.find(key).ok().map(|at| self.named(at))
     }

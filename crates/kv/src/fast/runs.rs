@@ -118,12 +118,6 @@ impl Runs {
         }
     }
 
-    /// Bytes of memory, that of the readers' side included.
-    pub(super) fn bytes(&self) -> u64 {
-        let shared = self.shared.data.bytes() + self.shared.heads.bytes();
-        shared + self.parts.bytes() + self.heads.bytes() + self.free.capacity() as u64 * 4
-    }
-
     fn head(&self, run: u32) -> Option<Head<'_>> {
         self.shared.head(run)
     }

@@ -23,12 +23,6 @@ impl Side {
         side
     }
 
-    /// Bytes of memory.
-    pub(super) fn bytes(&self) -> u64 {
-        let words: usize = self.tiers.iter().map(Vec::capacity).sum();
-        (words * size_of::<u64>() + size_of::<(u32, Self)>()) as u64
-    }
-
     pub(super) fn has(&self, tier: Tier, offset: u16) -> bool {
         let word = self.tiers[tier.index()].get(usize::from(offset / 64)).copied();
         word.is_some_and(|word| word >> (offset % 64) & 1 == 1)

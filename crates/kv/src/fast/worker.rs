@@ -99,12 +99,6 @@ impl Worker {
         }
     }
 
-    /// Bytes of memory, that of the runs not included.
-    pub(super) fn bytes(&self) -> u64 {
-        let placed = self.placed.len() * 90 + self.places.capacity() as u64 * 24;
-        self.names.bytes() + self.holdings.bytes() + placed
-    }
-
     pub(super) fn store(&mut self, all: &mut Common, store: &Store<'_>) -> Stored {
         let outcome = if store.tokens.is_empty() {
             self.copy_known(all, store.tier, store.blocks)
