@@ -391,6 +391,7 @@ impl Life {
                 sight::place(&self.group, rank, &self.prompt, &self.scope);
                 Ok(unused(handoff))
             }
+            Prefill::Complete(_) => Err(fault(Cause::Protocol)),
             Prefill::ClientError(status) => Err(Fault {
                 answer: Some(passed_on(&head.headers, status, bytes)),
                 ..fault(Cause::Status(status))
@@ -459,7 +460,7 @@ impl Life {
     }
 
     fn context(&self, rank: &Rank) -> LegContext<'_> {
-        LegContext { request_id: &self.id, prompt_ids: None, rank: rank.rank }
+        LegContext { request_id: &self.id, rank: rank.rank, ..LegContext::default() }
     }
 
     async fn send(

@@ -147,7 +147,12 @@ impl Body {
 
     /// `prompt` in its four forms.
     pub fn prompt(&self) -> Result<Prompt<'_>, BodyError> {
-        let Some(raw) = self.raw("prompt") else { return Ok(Prompt::Absent) };
+        self.prompt_at("prompt")
+    }
+
+    /// A prompt under another name.
+    pub(crate) fn prompt_at(&self, name: &str) -> Result<Prompt<'_>, BodyError> {
+        let Some(raw) = self.raw(name) else { return Ok(Prompt::Absent) };
         match raw.as_bytes().first() {
             Some(b'n') => Ok(Prompt::Absent),
             Some(b'"') => Ok(Prompt::Text(prompt_text(raw)?)),

@@ -1,4 +1,4 @@
-//! Reads what a worker says of itself: `/v1/models`, `/kv_event_sources`, `/version`.
+//! Reads what a worker says of itself: `/v1/models`, `/kv_event_sources`, `/version`, `/server_info`.
 
 use serde_json::Value;
 
@@ -38,6 +38,31 @@ pub struct EventSource {
     pub buffer_steps: Option<u64>,
 }
 
+/// What an SGLang server says of itself (`/server_info`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerInfo {
+    /// Its version.
+    pub version: Option<Version>,
+    /// `null`, `prefill` or `decode`.
+    pub disaggregation_mode: Option<String>,
+    /// Where decode servers meet a prefill server.
+    pub bootstrap_port: Option<u16>,
+    /// Data-parallel ranks.
+    pub dp_size: Option<u32>,
+    /// Tokens of a KV block (a page).
+    pub page_size: Option<u32>,
+    /// Tokens of all KV blocks of a rank.
+    pub max_total_tokens: Option<u64>,
+    /// Prompt tokens of one step.
+    pub chunked_prefill_size: Option<u32>,
+    /// Whether it keeps blocks for later prompts: always, but of decode servers only if told to.
+    pub keeps_prefixes: Option<bool>,
+    /// Whether a decode server computes prompts itself, if it says so.
+    pub local_prefill: Option<bool>,
+    /// Where rank 0 publishes KV events.
+    pub events: Option<EventSource>,
+}
+
 /// An engine's version, as far as it is numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32, pub u32);
@@ -45,6 +70,7 @@ pub struct Version(pub u32, pub u32, pub u32);
 const MODELS: &str = "/v1/models";
 const SOURCES: &str = "/kv_event_sources";
 const VERSION: &str = "/version";
+const SERVER_INFO: &str = "/server_info";
 
 /// Reads `/v1/models`. Entries without a name are skipped.
 pub fn models(body: &[u8]) -> Result<Vec<ServedModel>, DiscoveryError> {
@@ -91,18 +117,54 @@ fn source(rank: Option<u32>, entry: &Value) -> Result<EventSource, DiscoveryErro
     })
 }
 
+/// Reads `/server_info`. Whatever is missing in it is not known.
+pub fn server_info(body: &[u8]) -> Result<ServerInfo, DiscoveryError> {
+    let info = parse(SERVER_INFO, body)?;
+    if !info.is_object() {
+        return Err(error(SERVER_INFO, "the reply is not an object"));
+    }
+    let flag = |name: &str| info.get(name).and_then(Value::as_bool);
+    let mode = text(&info, "disaggregation_mode");
+    let keeps = flag("disable_radix_cache").map(|disabled| {
+        let decode = mode.as_deref() == Some("decode");
+        !disabled && (!decode || flag("disaggregation_decode_enable_radix_cache") == Some(true))
+    });
+    let state = info.get("internal_states").and_then(|states| states.get(0));
+    let tokens = |of: &Value| of.get("max_total_num_tokens").and_then(Value::as_u64);
+    Ok(ServerInfo {
+        version: text(&info, "version").and_then(|written| numbers(&written)),
+        bootstrap_port: number(&info, "disaggregation_bootstrap_port")
+            .and_then(|port| u16::try_from(port).ok()),
+        dp_size: number(&info, "dp_size"),
+        page_size: number(&info, "page_size"),
+        max_total_tokens: tokens(&info).or_else(|| state.and_then(tokens)),
+        chunked_prefill_size: number(&info, "chunked_prefill_size"),
+        keeps_prefixes: keeps,
+        local_prefill: flag("disaggregation_decode_enable_conditional_agg"),
+        // A text that is JSON itself, as it was given on the command line.
+        events: text(&info, "kv_events_config").and_then(|config| {
+            let config: Value = serde_json::from_str(&config).ok()?;
+            source(Some(0), &config).ok()
+        }),
+        disaggregation_mode: mode,
+    })
+}
+
 /// Reads `/version`: `1.2.3`, `1.2`, `1.2.3rc1+g0abc` ...
 pub fn version(body: &[u8]) -> Result<Version, DiscoveryError> {
     let written = text(&parse(VERSION, body)?, "version")
         .ok_or_else(|| error(VERSION, "the reply has no text `version`"))?;
+    numbers(&written)
+        .ok_or_else(|| error(VERSION, format!("`{}` is no version", written.escape_debug())))
+}
+
+fn numbers(written: &str) -> Option<Version> {
     let mut numbers = written.split('.').map(|part| {
         let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
         part.get(..digits).and_then(|digits| digits.parse().ok())
     });
-    match (numbers.next().flatten(), numbers.next().flatten(), numbers.next().flatten()) {
-        (Some(major), Some(minor), patch) => Ok(Version(major, minor, patch.unwrap_or(0))),
-        _ => Err(error(VERSION, format!("`{}` is no version", written.escape_debug()))),
-    }
+    let (major, minor) = (numbers.next().flatten()?, numbers.next().flatten()?);
+    Some(Version(major, minor, numbers.next().flatten().unwrap_or(0)))
 }
 
 fn parse(what: &'static str, body: &[u8]) -> Result<Value, DiscoveryError> {
@@ -168,7 +230,7 @@ mod tests {
         #[test]
         fn random_bytes_never_panic(bytes: Vec<u8>, text in r#"\{"(data|0|version)":[\[\]{}":,a-z0-9.]{0,20}\}"#) {
             for bytes in [&bytes[..], text.as_bytes()] {
-                let _ = (models(bytes), event_sources(bytes), version(bytes));
+                let _ = (models(bytes), event_sources(bytes), version(bytes), server_info(bytes));
             }
         }
     }

@@ -276,9 +276,10 @@ impl Watch {
     }
 }
 
-/// `usage` of a reply that is not a stream.
+/// `usage` of a reply that is not a stream; of SGLang's own endpoint its `meta_info`.
 pub fn read_usage(body: &[u8]) -> Option<Usage> {
-    usage(Object::parse(json::text(body).ok()?)?.get("usage")?)
+    let reply = Object::parse(json::text(body).ok()?)?;
+    reply.get("usage").or_else(|| reply.get("meta_info")).and_then(usage)
 }
 
 enum Line<'a> {
@@ -340,6 +341,7 @@ impl Key {
 struct Keys {
     error: Finder<'static>,
     usage: Key,
+    meta_info: Key,
     /// Keys whose value is a token or more unless it is empty or null; the likely ones first.
     content: [Key; 10],
 }
@@ -347,6 +349,7 @@ struct Keys {
 static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys {
     error: Finder::new("\"error\""),
     usage: Key::new("\"usage\""),
+    meta_info: Key::new("\"meta_info\""),
     content: [
         "\"content\"",
         "\"text\"",
@@ -388,7 +391,7 @@ fn is_error(data: &[u8]) -> bool {
 }
 
 fn find_usage(data: &[u8]) -> Option<Usage> {
-    let at = KEYS.usage.values(data).last()?;
+    let at = KEYS.usage.values(data).last().or_else(|| KEYS.meta_info.values(data).last())?;
     usage(json::value_at(json::text(data).ok()?, at)?)
 }
 
@@ -398,7 +401,9 @@ fn usage(text: &str) -> Option<Usage> {
     Some(Usage {
         prompt_tokens: usage.number("prompt_tokens")?,
         completion_tokens: usage.number("completion_tokens").unwrap_or(0),
-        cached_tokens: details.and_then(|details| details.number("cached_tokens")),
+        cached_tokens: details
+            .and_then(|details| details.number("cached_tokens"))
+            .or_else(|| usage.number("cached_tokens")),
     })
 }
 

@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 
 const VLLM: Dialect = Dialect::Vllm(Vllm { chat_takes_ids: false, lease_ms: 30_000 });
 const VLLM_IDS: Dialect = Dialect::Vllm(Vllm { chat_takes_ids: true, lease_ms: 30_000 });
-const LEG: LegContext<'_> = LegContext { request_id: "r-1", prompt_ids: None, rank: None };
+const LEG: LegContext<'_> =
+    LegContext { request_id: "r-1", prompt_ids: None, rank: None, number: 0 };
 
 fn request(api: Api, body: &str) -> Request {
     Request::parse(api, body.to_owned().into(), &Limits::default()).unwrap()

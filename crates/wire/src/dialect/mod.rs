@@ -5,13 +5,20 @@
 //! see to it that it is sent once.
 
 mod request;
+mod sglang;
+mod trtllm;
 mod vllm;
+
+use std::fmt::Write as _;
+use std::num::NonZeroU32;
 
 use bytes::Bytes;
 
 use crate::body::Body;
 
 pub use request::{Api, Request, is_reserved_header};
+pub use sglang::{ROOM_BITS, Sglang};
+pub use trtllm::Trtllm;
 pub use vllm::Vllm;
 
 /// What the router adds to a leg.
@@ -25,6 +32,21 @@ pub struct LegContext<'a> {
     pub prompt_ids: Option<&'a [u32]>,
     /// The data-parallel rank the leg is for.
     pub rank: Option<u32>,
+    /// Names the hand-off where the router has to; no other hand-off may have it.
+    pub number: u64,
+}
+
+/// Where two legs that start together find each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Meeting<'a> {
+    /// The prefill worker, as decode workers reach it.
+    pub host: &'a str,
+    /// Its bootstrap port.
+    pub port: u16,
+    /// Names the hand-off; no other one may have it.
+    pub number: u64,
+    /// Data-parallel ranks of the prefill worker.
+    pub prefill_ranks: NonZeroU32,
 }
 
 /// A request to an engine. The path is the client's own.
@@ -46,6 +68,8 @@ pub struct Handoff {
     remote_engine_id: Option<String>,
     prompt_tokens: Option<u32>,
     lease_ms: u64,
+    /// The prompt's token ids (a JSON list), where the prefill worker tells them for the decode leg.
+    prompt_ids: Option<String>,
 }
 
 impl Handoff {
@@ -81,6 +105,8 @@ pub enum Failure {
 pub enum Prefill {
     /// Go on with the decode leg.
     Handoff(Handoff),
+    /// It is the client's answer already (not a stream): the reply ended with its first token.
+    Complete(Bytes),
     /// 4xx: the client's answer, as it stands.
     ClientError(u16),
     /// Not done. A hand-off that came but must not be used is given along, to be released.
@@ -123,6 +149,10 @@ pub enum Order {
 pub enum Dialect {
     /// vLLM with NixlConnector.
     Vllm(Vllm),
+    /// SGLang.
+    Sglang(Sglang),
+    /// TensorRT-LLM (`trtllm-serve`).
+    Trtllm(Trtllm),
     /// Any OpenAI-compatible server, unified only.
     OpenAi,
 }
@@ -131,16 +161,59 @@ impl Dialect {
     /// The order of the legs; None if the engine cannot split a request.
     pub fn order(&self) -> Option<Order> {
         match self {
-            Dialect::Vllm(_) => Some(Order::PrefillFirst),
+            Dialect::Vllm(_) | Dialect::Trtllm(_) => Some(Order::PrefillFirst),
+            Dialect::Sglang(_) => Some(Order::Together),
             Dialect::OpenAi => None,
         }
     }
 
-    /// The request to the prefill worker; None if the engine cannot split this request.
+    /// Whether both are of one engine, so that they can do a request together.
+    pub fn is_like(&self, other: &Dialect) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    /// Whether a hand-off serves a request for several choices.
+    pub fn hands_over_choices(&self) -> bool {
+        matches!(self, Dialect::Vllm(_))
+    }
+
+    /// Whether it has this endpoint.
+    pub fn has(&self, api: Api) -> bool {
+        api != Api::Generate || matches!(self, Dialect::Sglang(_))
+    }
+
+    /// Whether it asks for the tokens of a prompt rather than its text on some endpoint.
+    pub fn takes_ids(&self) -> Takes {
+        match self {
+            Dialect::Vllm(vllm) if vllm.chat_takes_ids => Takes::CompletionsAndChat,
+            Dialect::Vllm(_) | Dialect::Sglang(_) => Takes::Completions,
+            Dialect::Trtllm(_) => Takes::CompletionsAndChat,
+            Dialect::OpenAi => Takes::Nothing,
+        }
+    }
+
+    /// The request to the prefill worker whose answer the decode leg needs; None if the engine cannot
+    /// split this request so.
     pub fn prefill_leg(&self, request: &Request, leg: &LegContext<'_>) -> Option<LegRequest> {
         match self {
             Dialect::Vllm(vllm) => Some(vllm.prefill_leg(request, leg)),
-            Dialect::OpenAi => None,
+            Dialect::Trtllm(trtllm) => Some(trtllm.prefill_leg(request, leg)),
+            Dialect::Sglang(_) | Dialect::OpenAi => None,
+        }
+    }
+
+    /// The requests to the prefill and the decode worker that are sent at the same time; None if the
+    /// engine does not split requests so.
+    pub fn together(
+        &self,
+        request: &Request,
+        meeting: &Meeting<'_>,
+        prefill: &LegContext<'_>,
+        decode: &LegContext<'_>,
+    ) -> Option<(LegRequest, LegRequest)> {
+        match self {
+            Dialect::Sglang(sglang) => Some(sglang.together(request, meeting, prefill, decode)),
+            Dialect::Vllm(_) | Dialect::Trtllm(_) | Dialect::OpenAi => None,
         }
     }
 
@@ -149,7 +222,8 @@ impl Dialect {
     pub fn read_prefill(&self, status: u16, body: &[u8], exact_tokens: Option<u32>) -> Prefill {
         match self {
             Dialect::Vllm(vllm) => vllm.read_prefill(status, body, exact_tokens),
-            Dialect::OpenAi => {
+            Dialect::Trtllm(trtllm) => trtllm.read_prefill(status, body),
+            Dialect::Sglang(_) | Dialect::OpenAi => {
                 Prefill::Failed(Failure::Protocol("this engine has no prefill leg"), None)
             }
         }
@@ -164,7 +238,8 @@ impl Dialect {
     ) -> LegRequest {
         match self {
             Dialect::Vllm(vllm) => vllm.decode_leg(request, handoff, leg),
-            Dialect::OpenAi => self.local_leg(request, leg),
+            Dialect::Trtllm(trtllm) => trtllm.decode_leg(request, handoff, leg),
+            Dialect::Sglang(_) | Dialect::OpenAi => self.local_leg(request, leg),
         }
     }
 
@@ -172,6 +247,8 @@ impl Dialect {
     pub fn local_leg(&self, request: &Request, leg: &LegContext<'_>) -> LegRequest {
         match self {
             Dialect::Vllm(vllm) => vllm.local_leg(request, leg),
+            Dialect::Sglang(sglang) => sglang.local_leg(request, leg),
+            Dialect::Trtllm(trtllm) => trtllm.local_leg(request, leg),
             Dialect::OpenAi => {
                 LegRequest { body: request.body().bytes().clone(), headers: headers(leg) }
             }
@@ -179,13 +256,44 @@ impl Dialect {
     }
 
     /// The path and request that free a hand-off's KV on the prefill worker when nobody will pull
-    /// it. Sent to a decode worker, which refuses it (4xx) and tells the prefill worker.
+    /// it. Sent to a decode worker, which refuses it (4xx) and tells the prefill worker, or fetches the
+    /// KV for a single token.
     pub fn release(&self, model: &str, handoff: &Handoff) -> Option<(&'static str, LegRequest)> {
         match self {
             Dialect::Vllm(vllm) => Some(vllm.release(model, handoff)),
-            Dialect::OpenAi => None,
+            Dialect::Trtllm(trtllm) => trtllm.release(model, handoff),
+            Dialect::Sglang(_) | Dialect::OpenAi => None,
         }
     }
+}
+
+/// The endpoints on which a prompt may be token ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// None that is known.
+    Nothing,
+    /// Completions (and `/generate`), not chat.
+    Completions,
+    /// Completions and chat.
+    CompletionsAndChat,
+}
+
+/// What [`Prefill::Complete`] holds as a stream of events, for a client that asked for one; None if it
+/// cannot be.
+pub fn completed_stream(request: &Request, body: &[u8]) -> Option<Bytes> {
+    let options = request.body().raw("stream_options").and_then(crate::json::Object::parse);
+    let with_usage = options.is_some_and(|options| options.get("include_usage") == Some("true"));
+    trtllm::as_stream(request.api(), body, with_usage)
+}
+
+fn ids_json(ids: &[u32]) -> String {
+    let mut out = String::with_capacity(ids.len() * 6 + 2);
+    out.push('[');
+    for (index, id) in ids.iter().enumerate() {
+        let _ = if index == 0 { write!(out, "{id}") } else { write!(out, ",{id}") };
+    }
+    out.push(']');
+    out
 }
 
 /// The headers of every leg.

@@ -5,8 +5,8 @@
 
 use bytes::Bytes;
 
-use crate::body::{Body, BodyError, Limits};
-use crate::json::{self, Member};
+use crate::body::{Body, BodyError, Limits, Prompt};
+use crate::json::{self, Member, Object};
 use crate::splice::Edit;
 
 /// Which endpoint a request came to.
@@ -16,6 +16,8 @@ pub enum Api {
     Completions,
     /// `/v1/chat/completions`
     Chat,
+    /// `/generate`, SGLang's own.
+    Generate,
     /// Any other body with a `model`: passed through.
     Other,
 }
@@ -31,6 +33,8 @@ const RESERVED_MEMBERS: &[&str] = &[
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "bootstrap_pair_key",
+    "decode_tp_size",
     "do_local_prefill",
     "routed_dp_rank",
     "disagg_prefill_dp_rank",
@@ -63,12 +67,16 @@ pub fn is_reserved_header(name: &str) -> bool {
     name.starts_with(OWN_HEADER_PREFIX) || RESERVED_HEADERS.contains(&name)
 }
 
+/// Members of a client's `disaggregated_params` that an encoder made, not the router.
+const ENCODER_HANDLES: &[&str] = &["multimodal_embedding_handles", "multimodal_hashes"];
+
 /// A client's request.
 #[derive(Clone, Debug)]
 pub struct Request {
     api: Api,
     body: Body,
     stripped: bool,
+    encoder: Vec<(&'static str, String)>,
 }
 
 impl Request {
@@ -76,8 +84,11 @@ impl Request {
     pub fn parse(api: Api, bytes: Bytes, limits: &Limits) -> Result<Request, BodyError> {
         let sent = Body::parse(bytes, limits)?;
         match strip(&sent, limits, CONTAINER_DEPTH) {
-            None => Ok(Request { api, body: sent, stripped: false }),
-            Some(clean) => Ok(Request { api, body: Body::parse(clean, limits)?, stripped: true }),
+            None => Ok(Request { api, body: sent, stripped: false, encoder: Vec::new() }),
+            Some(clean) => {
+                let (body, encoder) = (Body::parse(clean, limits)?, encoder_handles(&sent));
+                Ok(Request { api, body, stripped: true, encoder })
+            }
         }
     }
 
@@ -96,11 +107,46 @@ impl Request {
         self.stripped
     }
 
+    /// What an encoder left for the prompt's images and the like, as members in JSON. It came from the
+    /// client and is not part of the body.
+    pub fn encoder_handles(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.encoder.iter().map(|(name, json)| (*name, json.as_str()))
+    }
+
+    /// The prompt, wherever the endpoint has it; absent for chats.
+    pub fn prompt(&self) -> Result<Prompt<'_>, BodyError> {
+        match self.api {
+            Api::Generate if self.body.has("text") => self.body.prompt_at("text"),
+            Api::Generate => self.body.prompt_at("input_ids"),
+            _ => self.body.prompt(),
+        }
+    }
+
+    /// How many answers each prompt gets, 1 unless set.
+    pub fn choices(&self) -> u32 {
+        match self.sampling() {
+            Some(sampling) => sampling.number("n").unwrap_or(1).max(1),
+            None => self.body.n(),
+        }
+    }
+
+    /// `sampling_params` of SGLang's own endpoint.
+    fn sampling(&self) -> Option<Object<'_>> {
+        let raw = self.body.raw("sampling_params").filter(|_| self.api == Api::Generate)?;
+        Object::parse(raw)
+    }
+
     /// The most tokens that each sequence may get; None: as many as fit.
     pub fn max_new_tokens(&self) -> Option<u32> {
         /// OpenAI's default for completions, which the engines keep.
         const COMPLETION_DEFAULT: u32 = 16;
+        /// SGLang's own.
+        const GENERATE_DEFAULT: u32 = 128;
         match self.api {
+            Api::Generate => {
+                let set = self.sampling().and_then(|sampling| sampling.number("max_new_tokens"));
+                Some(set.unwrap_or(GENERATE_DEFAULT))
+            }
             Api::Completions => Some(self.body.max_tokens().unwrap_or(COMPLETION_DEFAULT)),
             Api::Chat => self.body.max_tokens(),
             Api::Other => None,
@@ -120,8 +166,16 @@ impl Request {
             return Err("not_generation");
         }
         // One hand-off is of one prompt; with a batch it kills the engine.
-        if self.api == Api::Completions && several_prompts(body) {
+        let prompts: &[&str] = match self.api {
+            Api::Completions => &["prompt"],
+            Api::Generate => &["text", "input_ids"],
+            Api::Chat | Api::Other => &[],
+        };
+        if prompts.iter().any(|name| several_prompts(body, name)) {
             return Err("batch");
+        }
+        if self.api == Api::Generate {
+            return native_disaggregable(body);
         }
         // Pulled tokens have no log-probabilities on the worker that answers. Both APIs turn `echo`
         // into them: completions if `logprobs` is set, chat always.
@@ -146,8 +200,33 @@ impl Request {
     }
 }
 
-fn several_prompts(body: &Body) -> bool {
-    let Some(list) = body.raw("prompt").filter(|raw| raw.starts_with('[')) else { return false };
+/// What of SGLang's own endpoint needs the whole prompt in one place.
+fn native_disaggregable(body: &Body) -> Result<(), &'static str> {
+    // The decode worker has no log-probabilities of a prompt that it did not compute.
+    let from = body.integer("logprob_start_len").unwrap_or(-1);
+    if body.flag("return_logprob").unwrap_or(false) && from >= 0 {
+        return Err("prompt_logprobs");
+    }
+    if body.has("input_embeds") {
+        return Err("prompt_embeds");
+    }
+    Ok(())
+}
+
+/// What of `disaggregated_params` is not for the router to set.
+fn encoder_handles(sent: &Body) -> Vec<(&'static str, String)> {
+    let Some(params) = sent.raw("disaggregated_params").and_then(Object::parse) else {
+        return Vec::new();
+    };
+    let handle = |name: &&'static str| {
+        let json = params.get(name).filter(|json| *json != "null")?;
+        Some((*name, json.to_owned()))
+    };
+    ENCODER_HANDLES.iter().filter_map(handle).collect()
+}
+
+fn several_prompts(body: &Body, name: &str) -> bool {
+    let Some(list) = body.raw(name).filter(|raw| raw.starts_with('[')) else { return false };
     let Ok(mut items) = json::array(list) else { return false };
     let Some(Ok(first)) = items.next() else { return false };
     first.starts_with(['[', '"']) && items.next().is_some()
@@ -248,6 +327,40 @@ mod tests {
         assert_eq!(completions(r#"{"prompt":["a","b"]}"#), Err("batch"));
         assert_eq!(completions(r#"{"prompt":[[1],[2]]}"#), Err("batch"));
         assert_eq!(parse(Api::Other, r#"{"input":"a"}"#).disaggregable(), Err("not_generation"));
+    }
+
+    #[test]
+    fn the_native_endpoint_is_read_by_its_own_names() {
+        let generate = |text: &str| parse(Api::Generate, text);
+        let one = generate(r#"{"text":"a","sampling_params":{"max_new_tokens":4,"n":2}}"#);
+        assert_eq!(one.prompt().unwrap(), Prompt::Text("a".into()));
+        assert_eq!(
+            (one.max_new_tokens(), one.choices(), one.disaggregable()),
+            (Some(4), 2, Ok(()))
+        );
+        let ids = generate(r#"{"input_ids":[1,2],"stream":true}"#);
+        assert_eq!(ids.prompt().unwrap(), Prompt::Ids(vec![1, 2]));
+        assert_eq!((ids.max_new_tokens(), ids.choices()), (Some(128), 1));
+        assert_eq!(generate(r#"{"text":["a","b"]}"#).disaggregable(), Err("batch"));
+        assert_eq!(generate(r#"{"input_ids":[[1],[2]]}"#).disaggregable(), Err("batch"));
+        assert_eq!(generate(r#"{"input_embeds":[[0.5]]}"#).disaggregable(), Err("prompt_embeds"));
+        let logprobs = r#"{"text":"a","return_logprob":true,"logprob_start_len":0}"#;
+        assert_eq!(generate(logprobs).disaggregable(), Err("prompt_logprobs"));
+        assert_eq!(generate(r#"{"text":"a","return_logprob":true}"#).disaggregable(), Ok(()));
+        // Its sampling parameters are searched for a hand-off like any container.
+        let forged = generate(r#"{"text":"a","bootstrap_host":"2.2.2.2","bootstrap_room":7}"#);
+        assert!(forged.stripped() && forged.body().bytes() == br#"{"text":"a"}"#.as_slice());
+    }
+
+    #[test]
+    fn of_a_clients_disaggregated_params_only_encoder_handles_are_kept_and_apart() {
+        let request = parse(
+            Api::Chat,
+            r#"{"a":1,"disaggregated_params":{"request_type":"generation_only","multimodal_embedding_handles":[{"x":1.0}],"multimodal_hashes":null}}"#,
+        );
+        assert_eq!(request.body().bytes(), br#"{"a":1}"#.as_slice());
+        let kept: Vec<_> = request.encoder_handles().collect();
+        assert_eq!(kept, [("multimodal_embedding_handles", r#"[{"x":1.0}]"#)]);
     }
 
     #[test]

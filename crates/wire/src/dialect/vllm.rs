@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use bytes::Bytes;
 
 use super::{Api, Failure, Handoff, LegContext, LegRequest, Prefill, Request, Verdict};
-use super::{headers, verdict};
+use super::{headers, ids_json, verdict};
 use crate::body::{Body, Limits};
 use crate::json::{self, Object};
 use crate::splice::Edit;
@@ -186,6 +186,7 @@ impl Vllm {
             remote_engine_id: params.text("remote_engine_id").map(Into::into),
             prompt_tokens: kept.or(seen),
             lease_ms: self.lease_ms,
+            prompt_ids: None,
             params,
         };
         if counts_agree(exact, seen, kept) {
@@ -213,7 +214,7 @@ impl Vllm {
             // A prompt of ids stays as it is.
             Api::Completions => body.raw("prompt").is_some_and(|raw| raw.starts_with('"')),
             Api::Chat => self.chat_takes_ids,
-            Api::Other => false,
+            Api::Generate | Api::Other => false,
         };
         // `echo` gives back the text, which ids no longer hold.
         leg.prompt_ids.filter(|_| takes && !body.flag("echo").unwrap_or(false))
@@ -242,14 +243,4 @@ fn counts_agree(exact: Option<u32>, seen: Option<u32>, kept: Option<u32>) -> boo
         _ => true,
     };
     seen_agrees && kept_agrees
-}
-
-fn ids_json(ids: &[u32]) -> String {
-    let mut out = String::with_capacity(ids.len() * 6 + 2);
-    out.push('[');
-    for (index, id) in ids.iter().enumerate() {
-        let _ = if index == 0 { write!(out, "{id}") } else { write!(out, ",{id}") };
-    }
-    out.push(']');
-    out
 }

@@ -7,8 +7,10 @@
 mod decode;
 mod encode;
 mod msgpack;
+mod polled;
 
 pub use encode::{Announce, Encoding, encode};
+pub use polled::{Block, Change, Name, PolledEvent, as_message, drained};
 
 use decode::{event, name, small};
 use msgpack::{Head, Reader};

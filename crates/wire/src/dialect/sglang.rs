@@ -1,0 +1,121 @@
+//! SGLang: one body goes to both workers at the same time, with the place where they meet.
+//!
+//! The decode worker's answer is the client's; the prefill worker's is one token of it and is drained.
+//! Neither may be left alone: whoever waits for a partner that is gone does so for minutes.
+
+use super::{Api, LegContext, LegRequest, Meeting, Request, ids_json};
+use crate::splice::Edit;
+
+/// What an SGLang worker was found, or told, to be able to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sglang {
+    /// A request that it is to compute as a whole has to say so (`do_local_prefill`): a decode worker
+    /// with `--disaggregation-decode-enable-conditional-agg`.
+    pub asks_for_local: bool,
+}
+
+/// Rooms are below this: SGLang keeps them as signed 64-bit numbers.
+pub const ROOM_BITS: u32 = 63;
+
+impl Meeting<'_> {
+    /// The room, so that what is left of it by the prefill worker's ranks is its rank: this is how
+    /// SGLang finds the rank where none is written.
+    fn room_of(&self, rank: Option<u32>) -> u64 {
+        let room = self.number & ((1 << ROOM_BITS) - 1);
+        match (rank, u64::from(self.prefill_ranks.get())) {
+            (Some(rank), ranks @ 2..) => {
+                let first = room - room % ranks;
+                // The topmost group may not be whole.
+                let first = if first + ranks > 1 << ROOM_BITS { first - ranks } else { first };
+                first + u64::from(rank) % ranks
+            }
+            _ => room,
+        }
+    }
+}
+
+impl Sglang {
+    /// The requests to the prefill and the decode worker.
+    pub(super) fn together(
+        self,
+        request: &Request,
+        meeting: &Meeting<'_>,
+        prefill: &LegContext<'_>,
+        decode: &LegContext<'_>,
+    ) -> (LegRequest, LegRequest) {
+        let host = crate::json::quote(meeting.host);
+        let port = meeting.port.to_string();
+        let room = meeting.room_of(prefill.rank).to_string();
+        let edit = |leg: &LegContext<'_>| {
+            let mut edit = Edit::new();
+            edit.set("bootstrap_host", host.clone());
+            edit.set("bootstrap_port", port.clone());
+            edit.set("bootstrap_room", room.clone());
+            with_rank(&mut edit, leg);
+            with_ids(&mut edit, request, leg);
+            edit
+        };
+        let mut to_decode = edit(decode);
+        if let Some(rank) = prefill.rank {
+            to_decode.set("disagg_prefill_dp_rank", rank.to_string());
+        }
+        (send(&edit(prefill), request, prefill), send(&to_decode, request, decode))
+    }
+
+    /// The client's request.
+    pub(super) fn local_leg(self, request: &Request, leg: &LegContext<'_>) -> LegRequest {
+        let mut edit = Edit::new();
+        if self.asks_for_local {
+            edit.set("do_local_prefill", "true");
+        }
+        with_rank(&mut edit, leg);
+        with_ids(&mut edit, request, leg);
+        send(&edit, request, leg)
+    }
+}
+
+/// Ranks stand in the body.
+fn with_rank(edit: &mut Edit<'_>, leg: &LegContext<'_>) {
+    if let Some(rank) = leg.rank {
+        edit.set("routed_dp_rank", rank.to_string());
+    }
+}
+
+/// Token ids instead of text, where the endpoint has a place for them.
+fn with_ids(edit: &mut Edit<'_>, request: &Request, leg: &LegContext<'_>) {
+    let Some(ids) = leg.prompt_ids else { return };
+    let body = request.body();
+    let is_text = |name| body.raw(name).is_some_and(|raw| raw.starts_with('"'));
+    match request.api() {
+        // `echo` gives back the text, which ids no longer hold.
+        Api::Completions if is_text("prompt") && !body.flag("echo").unwrap_or(false) => {
+            edit.set("prompt", ids_json(ids));
+        }
+        Api::Generate if is_text("text") => {
+            edit.remove("text").set("input_ids", ids_json(ids));
+        }
+        _ => {}
+    }
+}
+
+fn send(edit: &Edit<'_>, request: &Request, leg: &LegContext<'_>) -> LegRequest {
+    let headers = super::headers(&LegContext { rank: None, ..*leg });
+    LegRequest { body: edit.apply(request.body()), headers }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_room_is_63_bits_wide_and_leads_to_the_rank(number: u64, ranks in 1_u32..300, rank in 0_u32..300) {
+            let rank = rank % ranks;
+            let meeting = Meeting { host: "h", port: 1, number, prefill_ranks: ranks.try_into().unwrap() };
+            let room = meeting.room_of((ranks > 1).then_some(rank));
+            prop_assert!(room < 1 << ROOM_BITS);
+            prop_assert!(ranks == 1 || room % u64::from(ranks) == u64::from(rank));
+        }
+    }
+}
