@@ -126,8 +126,9 @@ pub struct Worker {
     pub role: Role,
     /// What it speaks.
     pub engine: Engine,
-    /// Whether a decode worker may run a whole request on its own. Always true for `Unified`.
-    pub local_prefill: bool,
+    /// Whether a decode worker may run a whole request on its own. Always `Yes` for `Unified`, never
+    /// for `Prefill`.
+    pub local_prefill: Detect,
     /// Data-parallel ranks behind the URL, addressed 0 to n-1.
     pub ranks: NonZeroU16,
     /// Where its KV events come from.
@@ -144,6 +145,14 @@ pub struct Worker {
     pub takes_prompt_ids: Detect,
     /// How long a prefilled KV waits to be fetched.
     pub kv_lease: Duration,
+    /// Host where decode workers meet it; `None` = that of `url`.
+    pub bootstrap_host: Option<String>,
+    /// Port where they do; `None` = what it says itself.
+    pub bootstrap_port: Option<NonZeroU16>,
+    /// Whether it fetches only the KV that it lacks.
+    pub skips_cached_blocks: Detect,
+    /// Whether a client's encoder handles reach it.
+    pub takes_encoder_handles: bool,
     /// Sent as `Authorization: Bearer ...`.
     pub api_key: Option<Secret>,
 }
@@ -153,8 +162,24 @@ pub struct Worker {
 pub enum Engine {
     /// vLLM with a KV connector.
     Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM.
+    Trtllm,
     /// Any OpenAI-compatible server; `Unified` only.
     OpenAi,
+}
+
+impl Engine {
+    /// As it is written in a file.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Engine::Vllm => "vllm",
+            Engine::Sglang => "sglang",
+            Engine::Trtllm => "trtllm",
+            Engine::OpenAi => "openai",
+        }
+    }
 }
 
 /// A capability that the engine may tell by itself.
@@ -166,6 +191,18 @@ pub enum Detect {
     Yes,
     /// It is not.
     No,
+}
+
+impl Detect {
+    /// What was written, else what the engine says, if anything.
+    #[must_use]
+    pub fn or(self, learned: Option<bool>) -> Option<bool> {
+        match self {
+            Detect::Auto => learned,
+            Detect::Yes => Some(true),
+            Detect::No => Some(false),
+        }
+    }
 }
 
 /// Where a worker's KV events come from.

@@ -266,7 +266,7 @@ fn a_worker_is_what_was_written() {
     assert_eq!(stream.endpoint, Endpoint::Tcp { host: "h".to_owned(), port: 5557 });
     assert_eq!(stream.replay, Some(Endpoint::Ipc(PathBuf::from("/r"))));
     assert_eq!((stream.topic.as_str(), stream.mode), ("t", SocketMode::Connect));
-    assert!(!p.local_prefill && !d.local_prefill);
+    assert_eq!([p.local_prefill, d.local_prefill], [Detect::No, Detect::No]);
     assert_eq!((d.name.as_str(), &d.kv_events), ("d:8200", &KvEvents::Off));
 }
 
@@ -279,7 +279,10 @@ fn workers_have_the_defaults_of_their_role_and_engine() {
     ]));
     let [p, d, u] = settings.models[0].workers.as_slice() else { panic!("three workers") };
     assert_eq!(p.name, "p:80");
-    assert_eq!([p.local_prefill, d.local_prefill, u.local_prefill], [false, true, true]);
+    assert_eq!(
+        [p.local_prefill, d.local_prefill, u.local_prefill],
+        [Detect::No, Detect::Yes, Detect::Yes]
+    );
     assert_eq!([&d.kv_events, &u.kv_events], [&KvEvents::Auto, &KvEvents::Off]);
     assert_eq!(u.engine, Engine::OpenAi);
 }

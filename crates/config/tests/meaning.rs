@@ -2,6 +2,8 @@
 
 mod common;
 
+use pointsman_config::{Detect, KvEvents};
+
 use common::{least_and, problems, refused, settings, try_load, workers};
 
 #[test]
@@ -200,6 +202,63 @@ fn an_openai_engine_is_unified_and_has_no_ranks() {
          models[0].workers[0].ranks: `engine: openai` has no ranks to address; must be 1 \
          (p.yaml:4:43)"
     );
+}
+
+#[test]
+fn prefill_and_decode_workers_are_of_one_engine() {
+    let mixed = ["role: prefill, engine: sglang, url: http://a:1", "role: decode, url: http://b:1"];
+    let found = problems(&workers(&mixed));
+    assert!(found.starts_with("models[0].workers: prefill and decode workers"), "{found}");
+    settings(&workers(&[
+        "role: prefill, engine: sglang, url: http://a:1",
+        "role: decode, engine: sglang, url: http://b:1",
+        "role: unified, engine: openai, url: http://c:1",
+    ]));
+}
+
+#[test]
+fn keys_of_one_engine_are_refused_on_another() {
+    for (worker, message) in [
+        (
+            "engine: sglang, role: unified, bootstrap_port: 1",
+            "bootstrap_port: is for `engine: sglang` with `role: prefill`",
+        ),
+        (
+            "role: unified, bootstrap_host: h",
+            "bootstrap_host: is for `engine: sglang` with `role: prefill`",
+        ),
+        (
+            "engine: sglang, role: unified, takes_encoder_handles: true",
+            "takes_encoder_handles: is for `engine: trtllm` only",
+        ),
+        (
+            "engine: trtllm, role: unified, ranks: 2",
+            "ranks: `engine: trtllm` has no ranks to address",
+        ),
+        (
+            "engine: trtllm, role: unified, kv_events: {endpoint: 'tcp://a:1'}",
+            "kv_events: `engine: trtllm` has no event sockets",
+        ),
+    ] {
+        let found = problems(&workers(&[&format!("url: http://a:1, {worker}")]));
+        assert!(found.contains(message), "{found}");
+    }
+}
+
+#[test]
+fn what_an_engine_can_do_is_asked_of_it_unless_it_is_written() {
+    let of = |worker: &str| {
+        let prefill = format!("role: prefill, url: http://p:1, engine: {}", &worker[..6]);
+        let decode = format!("role: decode, url: http://d:1, engine: {worker}");
+        let workers = settings(&workers(&[&prefill, &decode])).models[0].workers.clone();
+        (workers[1].local_prefill, workers[1].skips_cached_blocks, workers[1].kv_events.clone())
+    };
+    assert_eq!(of("sglang"), (Detect::Auto, Detect::Auto, KvEvents::Auto));
+    assert_eq!(of("trtllm"), (Detect::Yes, Detect::Auto, KvEvents::Auto));
+    let written = "sglang, local_prefill: true, skips_cached_blocks: false, kv_events: off";
+    assert_eq!(of(written), (Detect::Yes, Detect::No, KvEvents::Off));
+    assert_eq!(Detect::Auto.or(Some(true)), Some(true));
+    assert_eq!(Detect::No.or(Some(true)), Some(false));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use pointsman_wire::body::{Body, Limits};
 use pointsman_wire::dialect::Api;
 use serde_json::{Value, json};
 
+use crate::capabilities::Capabilities;
 use crate::error::{Refusal, Reply, json as reply_json};
 use crate::fleet::{AddError, Group, Rank};
 use crate::router::Router;
@@ -61,13 +62,17 @@ fn reply(result: Result<Value, Refusal>) -> Reply {
     }
 }
 
-/// What the brain would decide for a chat (a body with `messages`) or a completion, and all that goes
-/// into it. Reserves nothing.
+/// What the brain would decide for a chat (a body with `messages`), a body of `/generate` (with `text`
+/// or `input_ids`) or a completion, and all that goes into it. Reserves nothing.
 async fn explain(router: &Arc<Router>, head: Parts, body: Incoming) -> Result<Reply, Refusal> {
     let mut ticket = life::admit(router)?;
     let body = receive::body(body, &head.headers, router).await?;
-    let chat = Body::parse(body.bytes.clone(), &Limits::default())?.has("messages");
-    let api = if chat { Api::Chat } else { Api::Completions };
+    let asked = Body::parse(body.bytes.clone(), &Limits::default())?;
+    let api = match () {
+        () if asked.has("messages") => Api::Chat,
+        () if asked.has("text") || asked.has("input_ids") => Api::Generate,
+        () => Api::Completions,
+    };
     let life = life::begin(router, api, head, body, &mut ticket).await?;
     let ladder = life.ladder();
     let explained = life.group.brain().explain(&life.ask(&ladder), life.group.now());
@@ -173,6 +178,8 @@ fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
         "index_blocks": group.reader.blocks(pointsman_kv::Slot(rank.slot.0)),
         "index_stale": rank.worker.is_stale(rank.slot),
         "serves": learned.models.iter().map(|model| &model.id).collect::<Vec<_>>(),
+        "engine": s.engine.as_str(),
+        "capabilities": Capabilities::of(&rank.worker),
         "version": learned.version.map(|v| format!("{}.{}.{}", v.0, v.1, v.2)),
     })
 }

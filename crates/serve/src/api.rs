@@ -58,6 +58,7 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
         "/v1/models" => return only(&Method::GET, &head.method, || models(&router)),
         "/v1/completions" => Api::Completions,
         "/v1/chat/completions" => Api::Chat,
+        "/generate" => Api::Generate,
         _ if PASSED_ON.contains(&path) => Api::Other,
         _ => match path.strip_prefix("/v1/models/") {
             Some(name) => {

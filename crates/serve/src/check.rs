@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pointsman_brain::Condition;
 use pointsman_config::{Engine, KvEvents, Role, Settings};
 
+use crate::capabilities::Capabilities;
 use crate::fleet::{Group, Worker};
 use crate::prompt::Tokenizer;
 use crate::start::{StartError, assemble};
@@ -34,6 +35,10 @@ impl Findings {
         self.lines.push(format!("    PROBLEM  {text}"));
     }
 
+    fn note(&mut self, text: impl fmt::Display) {
+        self.lines.push(format!("    note     {text}"));
+    }
+
     fn warning(&mut self, text: impl fmt::Display) {
         self.warnings += 1;
         self.lines.push(format!("    warning  {text}"));
@@ -52,7 +57,7 @@ impl fmt::Display for Findings {
 /// Asks every worker once and reports.
 pub async fn check(settings: Settings) -> Result<Findings, StartError> {
     let router = Arc::new(assemble(settings, None)?);
-    router.add_configured_workers(None).await?;
+    router.look_at_configured_workers()?;
     watch::first_look(&router).await;
     let mut findings = Findings::default();
     for group in &router.fleet.groups {
@@ -99,17 +104,36 @@ fn check_group(group: &Group, findings: &mut Findings) {
 fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Findings) {
     let s = &worker.settings;
     let learned = worker.learned.load();
-    let version = learned.version.map_or(String::new(), |v| format!("  {}.{}.{}", v.0, v.1, v.2));
-    findings.say(format!("  {:<8} {}  {}{version}", s.role.as_str(), worker.name(), s.url));
+    let version = learned.version.map_or(String::new(), |v| format!(" {}.{}.{}", v.0, v.1, v.2));
+    findings.say(format!(
+        "  {:<8} {}  {}  {}{version}",
+        s.role.as_str(),
+        worker.name(),
+        s.url,
+        s.engine.as_str()
+    ));
     if !up {
         return findings.problem("does not answer its health check");
+    }
+    let can = Capabilities::of(worker);
+    findings.say(format!("    can      {}", can.line(s.role)));
+    for line in can.consequences(worker) {
+        findings.note(line);
+    }
+    if let Some(mode) = &learned.other_role {
+        findings.problem(format!(
+            "runs with --disaggregation-mode {mode}, which is no `role: {}`",
+            s.role.as_str()
+        ));
     }
     let names: Vec<&str> = learned.models.iter().map(|model| model.id.as_str()).collect();
     let m = &group.settings;
     // A request reaches the engine as it came, so the engine has to know every name itself.
     let unknown =
         std::iter::once(&m.name).chain(&m.aliases).filter(|n| !names.contains(&n.as_str()));
-    for name in unknown.filter(|_| !names.is_empty()) {
+    // SGLang and TensorRT-LLM serve whatever name is asked for.
+    let strict = matches!(s.engine, Engine::Vllm | Engine::OpenAi);
+    for name in unknown.filter(|_| strict && !names.is_empty()) {
         findings.problem(format!(
             "serves {names:?} and not `{name}`: requests for it get a 404; \
              start the engine with `--served-model-name` and all names"
@@ -118,19 +142,27 @@ fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Finding
     for adapter in m.adapters.iter().filter(|adapter| !names.contains(&adapter.as_str())) {
         findings.warning(format!("does not list adapter `{adapter}`: it gets no requests for it"));
     }
-    if s.engine != Engine::Vllm {
+    if s.engine == Engine::OpenAi {
         return;
     }
     if learned.capacity_blocks.is_none() && s.capacity_blocks.is_none() {
         findings.warning("tells no KV capacity: the decode_kv guard is skipped on it");
     }
     if s.kv_events == KvEvents::Auto && !learned.publishes_events {
-        findings.warning(
-            "tells no KV event endpoint (before vLLM 0.31 or without --kv-events-config): \
-             its cache is guessed from placements",
-        );
+        match s.engine {
+            Engine::Vllm => findings.warning(
+                "tells no KV event endpoint (before vLLM 0.31 or without --kv-events-config): \
+                 its cache is guessed from placements",
+            ),
+            Engine::Sglang => findings.warning(
+                "tells no KV event endpoint that can be connected to (--kv-events-config with \
+                 `tcp://*:port`): its cache is guessed from placements",
+            ),
+            // They are not asked for here; see the note.
+            Engine::Trtllm | Engine::OpenAi => {}
+        }
     }
-    if s.role == Role::Prefill && s.max_num_batched_tokens.is_none() {
+    if s.role == Role::Prefill && worker.spec().max_num_batched_tokens.is_none() {
         findings.warning(
             "its token budget is unknown: load-based policies take it for calm; \
              set max_num_batched_tokens",

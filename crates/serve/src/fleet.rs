@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderValue, Uri, header};
 use pointsman_brain::{self as brain, Brain, Slot, Time, WorkerSpec};
 use pointsman_config as config;
 use pointsman_kv as kv;
-use pointsman_wire::dialect::{Dialect, Vllm};
+use pointsman_wire::dialect::{Dialect, Sglang, Trtllm, Vllm};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -71,6 +71,16 @@ pub(crate) struct Learned {
     pub(crate) block_size: Option<NonZeroU32>,
     pub(crate) capacity_blocks: Option<u64>,
     pub(crate) publishes_events: bool,
+    /// Token budget of one step.
+    pub(crate) max_num_batched_tokens: Option<NonZeroU32>,
+    /// Whether it computes prompts itself though it is a decode worker.
+    pub(crate) local_prefill: Option<bool>,
+    /// Whether it fetches only the KV that it lacks.
+    pub(crate) skips_cached_blocks: Option<bool>,
+    /// Where decode workers meet it.
+    pub(crate) bootstrap_port: Option<u16>,
+    /// What it is started as, if that is not what it is to be.
+    pub(crate) other_role: Option<String>,
 }
 
 impl Worker {
@@ -81,7 +91,9 @@ impl Worker {
             Some(value)
         });
         let learned = Learned {
-            publishes_events: settings.kv_events != config::KvEvents::Off,
+            // Of what is polled nobody knows whether there is any before some has come.
+            publishes_events: settings.kv_events != config::KvEvents::Off
+                && settings.engine != config::Engine::Trtllm,
             ..Learned::default()
         };
         Worker {
@@ -138,9 +150,40 @@ impl Worker {
             config::Engine::OpenAi => Dialect::OpenAi,
             config::Engine::Vllm => Dialect::Vllm(Vllm {
                 chat_takes_ids: self.settings.takes_prompt_ids == config::Detect::Yes,
-                lease_ms: u64::try_from(self.settings.kv_lease.as_millis()).unwrap_or(u64::MAX),
+                lease_ms: self.lease_ms(),
+            }),
+            config::Engine::Sglang => Dialect::Sglang(Sglang {
+                asks_for_local: self.settings.role == config::Role::Decode,
+            }),
+            config::Engine::Trtllm => Dialect::Trtllm(Trtllm {
+                takes_encoder_handles: self.settings.takes_encoder_handles,
+                lease_ms: self.lease_ms(),
             }),
         }
+    }
+
+    fn lease_ms(&self) -> u64 {
+        u64::try_from(self.settings.kv_lease.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether its events tell of all that it holds: TensorRT-LLM says nothing of blocks that came from
+    /// another worker.
+    pub(crate) fn tells_all(&self) -> bool {
+        let s = &self.settings;
+        let silent = s.engine == config::Engine::Trtllm && s.role == config::Role::Decode;
+        self.learned.load().publishes_events && !silent
+    }
+
+    /// Whether it may run the prefill of a request itself.
+    pub(crate) fn local_prefill(&self) -> bool {
+        self.settings.local_prefill.or(self.learned.load().local_prefill).unwrap_or(false)
+    }
+
+    /// Whether it fetches only the KV that it lacks; None if nobody has said.
+    pub(crate) fn skips_cached_blocks(&self) -> Option<bool> {
+        // vLLM's connectors do; the others say or are told.
+        let usual = (self.settings.engine == config::Engine::Vllm).then_some(true);
+        self.settings.skips_cached_blocks.or(self.learned.load().skips_cached_blocks.or(usual))
     }
 
     /// Whether it serves a model of this name; yes until it has said what it serves.
@@ -159,10 +202,13 @@ impl Worker {
                 config::Role::Decode => brain::Role::Decode,
                 config::Role::Unified => brain::Role::Unified,
             },
-            local_prefill: s.local_prefill,
+            local_prefill: self.local_prefill(),
             block_size: learned.block_size.or(s.block_size).unwrap_or(USUAL_BLOCK_SIZE),
             capacity_blocks: learned.capacity_blocks.or(s.capacity_blocks.map(Into::into)),
-            max_num_batched_tokens: s.max_num_batched_tokens.map(Into::into),
+            max_num_batched_tokens: s
+                .max_num_batched_tokens
+                .or(learned.max_num_batched_tokens)
+                .map(Into::into),
             publishes_events: learned.publishes_events,
         }
     }
@@ -353,7 +399,7 @@ impl Group {
             roster.ranks[at] =
                 Some(Rank { worker: Arc::clone(&worker), slot, rank: (ranks > 1).then_some(rank) });
             self.brain().add(slot, spec, now);
-            self.stand_in(slot, &spec);
+            self.stand_in(slot, &worker, &spec);
         }
         self.roster.store(Arc::new(roster));
         Ok(worker)
@@ -380,7 +426,14 @@ impl Group {
 
     /// Takes over what a worker has told of itself.
     pub(crate) fn learn(&self, worker: &Arc<Worker>, learned: Learned) {
+        self.amend(worker, |known| *known = learned);
+    }
+
+    /// Takes over a part of it, whatever others learn of the rest at the same time.
+    pub(crate) fn amend(&self, worker: &Arc<Worker>, change: impl FnOnce(&mut Learned)) {
         let _changing = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut learned = Learned::clone(&worker.learned.load());
+        change(&mut learned);
         if worker.gone.is_cancelled() || **worker.learned.load() == learned {
             return;
         }
@@ -390,16 +443,16 @@ impl Group {
         for &slot in &worker.slots {
             roster.block_sizes[usize::from(slot.0)] = spec.block_size.get();
             self.brain().update(slot, spec);
-            self.stand_in(slot, &spec);
+            self.stand_in(slot, worker, &spec);
         }
         self.roster.store(Arc::new(roster));
     }
 
     /// What was placed on a worker stands in for its events, where there are none; where there are,
     /// the index is told how many blocks they can be of.
-    fn stand_in(&self, slot: Slot, spec: &WorkerSpec) {
+    fn stand_in(&self, slot: Slot, worker: &Worker, spec: &WorkerSpec) {
         let stand_in = match self.approximate {
-            config::Approximate::Record { ttl, unknown_blocks } if !spec.publishes_events => {
+            config::Approximate::Record { ttl, unknown_blocks } if !worker.tells_all() => {
                 Some(kv::Approximate {
                     capacity_blocks: Some(spec.capacity_blocks.unwrap_or(unknown_blocks.get())),
                     ttl_ns: ttl.map(|ttl| u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX)),
@@ -415,8 +468,8 @@ impl Group {
     }
 
     /// Whether placements on a worker are to be recorded.
-    pub(crate) fn records(&self, spec: &WorkerSpec) -> bool {
-        !spec.publishes_events && self.approximate != config::Approximate::Off
+    pub(crate) fn records(&self, worker: &Worker) -> bool {
+        !worker.tells_all() && self.approximate != config::Approximate::Off
     }
 
     /// Forgets placements whose time is over.

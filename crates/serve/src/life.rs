@@ -5,33 +5,34 @@
 //! the client a failed leg leads to the next plan; after it, to an error event. No policy is here:
 //! the brain decides, its ladder says what a failure leads to.
 
+mod reply;
+mod together;
+
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use http_body_util::Either;
+use http::{HeaderMap, Response};
 use hyper::body::Incoming;
-use pointsman_brain::{Ask, Cause, Decision, End, Held, Ladder, Leg, Next, Path, Slo, Slot};
+use pointsman_brain::{Ask, Cause, Decision, Held, Ladder, Leg, Next, Path, Slo, Slot};
 use pointsman_wire::body::Limits;
 use pointsman_wire::dialect::{
-    self, Api, Failure, LegContext, LegRequest, Prefill, Request, Verdict,
+    self, Api, Failure, LegContext, LegRequest, Order, Prefill, Request, Verdict,
 };
-use pointsman_wire::sse;
 use tokio::sync::OwnedSemaphorePermit;
 
+use self::reply::{Answered, Complete, is_event_stream, passed_on};
 use crate::admission::Ticket;
 use crate::booking::Booking;
-use crate::error::{Refusal, Reply, full};
+use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank, Roster};
 use crate::handoff::Unused;
 use crate::outgoing::{Begun, Outgoing};
 use crate::prompt::{self, Prompt};
 use crate::receive::Received;
-use crate::relay::{self, Patience, Relay};
+use crate::relay::Patience;
 use crate::router::Router;
-use crate::run::{self, Run};
+use crate::run;
 use crate::session;
 use crate::sight::{self, Scope};
 use crate::upstream::read;
@@ -68,6 +69,13 @@ struct Plan {
     booking: Booking,
     prefill: Option<Rank>,
     rank: Rank,
+}
+
+/// What a prefill leg led to.
+enum Prefilled {
+    Handoff(Box<Unused>),
+    /// It is the client's answer already.
+    Complete(Complete),
 }
 
 /// A leg that failed, and what it left behind.
@@ -155,6 +163,10 @@ pub(crate) async fn begin(
         body_bytes: router.settings.tokenised_body_bytes,
     };
     let (tokenizer, estimates) = (&group.tokenizer, &group.settings.estimates);
+    if api == Api::Generate && !roster.workers().any(|worker| worker.dialect().has(api)) {
+        let message = format!("no worker of model `{}` has SGLang's own endpoint", group.name());
+        return Err(Refusal::new(404, message));
+    }
     let prompt = prompt::read(tokenizer, estimates, &request, &asker, bounds).await?;
     check_length(router, &prompt)?;
     let scope = Scope {
@@ -164,7 +176,7 @@ pub(crate) async fn begin(
     let held = sight::look_up(&group, &roster, &prompt, &scope);
     let timeouts = &router.settings.timeouts;
     Ok(Life {
-        eligible: receive::eligible(&roster, &group, &model),
+        eligible: receive::eligible(&roster, &group, &model, api),
         session: session::key(&group.settings.session, &head.headers, &request, &prompt),
         slo: slo::of(&head.headers)?,
         wish: receive::wish(&head.headers)?,
@@ -273,8 +285,8 @@ impl Life {
         ask.estimated = self.prompt.estimated;
         ask.partial = self.prompt.partial;
         ask.max_new_tokens = self.request.max_new_tokens();
-        ask.sequences = self.request.body().n().saturating_mul(prompts);
-        ask.disaggregable = self.request.disaggregable().is_ok();
+        ask.sequences = self.request.choices().saturating_mul(prompts);
+        ask.disaggregable = self.splits();
         ask.streams = self.request.body().stream();
         ask.session = self.session;
         ask.slo = self.slo;
@@ -283,11 +295,19 @@ impl Life {
         ask
     }
 
+    /// Whether prefill and decode may run on different workers.
+    fn splits(&self) -> bool {
+        let one = self.request.choices() == 1;
+        let all = || self.roster.workers().all(|worker| worker.dialect().hands_over_choices());
+        self.request.disaggregable().is_ok() && (one || all())
+    }
+
     /// Looks at the workers again if they are not the ones that it looked at.
     fn look_again(&mut self) {
         let roster = self.group.roster.load_full();
         if !Arc::ptr_eq(&roster, &self.roster) {
-            self.eligible = receive::eligible(&roster, &self.group, &self.model);
+            let api = self.request.api();
+            self.eligible = receive::eligible(&roster, &self.group, &self.model, api);
             self.held = sight::look_up(&self.group, &roster, &self.prompt, &self.scope);
             self.roster = roster;
         }
@@ -327,10 +347,22 @@ impl Life {
         unused: Option<Unused>,
         ticket: &mut Option<Ticket>,
     ) -> Result<Reply, Fault> {
-        let handoff = match (&plan.prefill, unused) {
+        let together = |rank: &&Rank| rank.worker.dialect().order() == Some(Order::Together);
+        if let Some(prefill) = plan.prefill.as_ref().filter(together).cloned() {
+            let sent = Instant::now();
+            let answered = self.both_legs(&plan, &prefill).await?;
+            return Ok(self.reply(answered, plan, sent, ticket));
+        }
+        let handoff = match (plan.prefill.clone(), unused) {
             (None, _) => None,
             (Some(_), Some(unused)) if plan.decision.prefilled => Some(unused),
-            (Some(rank), _) => Some(self.prefill_leg(rank).await?),
+            (Some(rank), _) => match self.prefill_leg(&rank).await? {
+                Prefilled::Handoff(unused) => Some(*unused),
+                Prefilled::Complete(complete) => {
+                    plan.booking.prefill_done();
+                    return Ok(self.complete(complete, Plan { rank, ..plan }, ticket));
+                }
+            },
         };
         plan.booking.prefill_done();
         let sent = Instant::now();
@@ -338,28 +370,12 @@ impl Life {
         let response = self.last_leg(leg, &plan.rank, handoff).await?;
         let prefill = plan.prefill.clone();
         let fault = |cause| Fault::of_last_leg(leg, &plan.rank, prefill.as_ref(), cause);
-        let (head, body) = response.into_parts();
-        if is_event_stream(&head.headers) {
-            let limit = self.router.settings.limits.max_reply_bytes.get();
-            let opened = relay::open(body, self.patience, limit).await.map_err(fault)?;
-            let (reply, run) = self.begin_reply(&head, plan, sent, ticket);
-            return Ok(reply.map(|()| Either::Right(Relay::stream(opened, run, self.patience))));
-        }
-        if self.request.api() == Api::Other {
-            let (reply, run) = self.begin_reply(&head, plan, sent, ticket);
-            return Ok(reply.map(|()| Either::Right(Relay::plain(body, run, self.patience))));
-        }
-        let bytes = self.read_whole(body).await.map_err(fault)?;
-        let (reply, mut run) = self.begin_reply(&head, plan, sent, ticket);
-        if let Some(usage) = sse::read_usage(&bytes) {
-            run.usage(usage);
-        }
-        run.end(End::Finished, None);
-        Ok(reply.map(|()| full(bytes)))
+        let answered = self.answered(response).await.map_err(fault)?;
+        Ok(self.reply(answered, plan, sent, ticket))
     }
 
     /// Has a prompt computed on a prefill worker.
-    async fn prefill_leg(&self, rank: &Rank) -> Result<Unused, Fault> {
+    async fn prefill_leg(&self, rank: &Rank) -> Result<Prefilled, Fault> {
         let fault = |cause| Fault::new(Leg::Prefill, rank, cause);
         let dialect = rank.worker.dialect();
         let Some(leg) = dialect.prefill_leg(&self.request, &self.context(rank)) else {
@@ -389,9 +405,18 @@ impl Life {
             Prefill::Handoff(handoff) => {
                 run::answered(&self.group, rank);
                 sight::place(&self.group, rank, &self.prompt, &self.scope);
-                Ok(unused(handoff))
+                Ok(Prefilled::Handoff(Box::new(unused(handoff))))
             }
-            Prefill::Complete(_) => Err(fault(Cause::Protocol)),
+            Prefill::Complete(answer) => {
+                run::answered(&self.group, rank);
+                let body = if self.request.body().stream() {
+                    let stream = dialect::completed_stream(&self.request, &answer);
+                    stream.ok_or_else(|| fault(Cause::Protocol))?
+                } else {
+                    answer.clone()
+                };
+                Ok(Prefilled::Complete(Complete { head, answer, body }))
+            }
             Prefill::ClientError(status) => Err(Fault {
                 answer: Some(passed_on(&head.headers, status, bytes)),
                 ..fault(Cause::Status(status))
@@ -460,7 +485,12 @@ impl Life {
     }
 
     fn context(&self, rank: &Rank) -> LegContext<'_> {
-        LegContext { request_id: &self.id, rank: rank.rank, ..LegContext::default() }
+        LegContext {
+            request_id: &self.id,
+            prompt_ids: None,
+            rank: rank.rank,
+            number: receive::random_number(),
+        }
     }
 
     async fn send(
@@ -476,62 +506,6 @@ impl Life {
         rank.worker.authorize(&mut headers);
         self.router.upstream.post(uri, headers, Outgoing::new(leg.body, begun), wait).await
     }
-
-    /// Reads a reply that is no stream, so that one that breaks off can still be made good.
-    async fn read_whole(&self, body: Incoming) -> Result<Bytes, Cause> {
-        let limit = self.router.settings.limits.max_reply_bytes.get();
-        tokio::time::timeout_at(self.patience.deadline, read(body, limit))
-            .await
-            .unwrap_or(Err(Cause::Timeout))
-    }
-
-    /// The head of the client's reply, and the run that its end settles.
-    fn begin_reply(
-        &self,
-        head: &http::response::Parts,
-        plan: Plan,
-        sent: Instant,
-        ticket: &mut Option<Ticket>,
-    ) -> (Response<()>, Run) {
-        let mut reply = Response::new(());
-        *reply.status_mut() = head.status;
-        *reply.headers_mut() = headers::passed(&head.headers);
-        if let Ok(id) = HeaderValue::from_str(&self.id) {
-            reply.headers_mut().entry(headers::REQUEST_ID).or_insert(id);
-        }
-        if self.router.settings.response_headers {
-            report::mark(reply.headers_mut(), &plan.decision, &plan.rank);
-        }
-        let Plan { decision, booking, rank, .. } = plan;
-        let work = run::Work {
-            router: Arc::clone(&self.router),
-            group: Arc::clone(&self.group),
-            prompt: self.prompt.clone(),
-            scope: self.scope.clone(),
-            id: if tracing::enabled!(tracing::Level::DEBUG) {
-                self.id.clone()
-            } else {
-                String::new()
-            },
-        };
-        (reply, Run::new(work, decision, booking, rank, ticket.take(), sent))
-    }
-}
-
-fn is_event_stream(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split(';').next())
-        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
-}
-
-/// An engine's refusal, as it stands.
-fn passed_on(from: &HeaderMap, status: u16, bytes: Bytes) -> Reply {
-    let mut reply = Response::new(full(bytes));
-    *reply.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
-    *reply.headers_mut() = headers::passed(from);
-    reply
 }
 
 fn cause_of(failure: Failure) -> Cause {

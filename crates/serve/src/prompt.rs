@@ -164,7 +164,7 @@ fn written(request: &Request, bytes_per_token: f64) -> Result<Prompt, Refusal> {
             + request.body().tools_raw().map_or(0, str::len);
         return Ok(Prompt::of_bytes(bytes, bytes_per_token));
     }
-    Ok(match prompt_of(request.body())? {
+    Ok(match request.prompt()? {
         Written::Ids(ids) => Prompt::of_ids(vec![ids.into()]),
         Written::IdsBatch(batch) => Prompt::of_ids(batch.into_iter().map(Arc::from).collect()),
         Written::Text(text) => Prompt::of_bytes(text.len(), bytes_per_token),
@@ -173,10 +173,6 @@ fn written(request: &Request, bytes_per_token: f64) -> Result<Prompt, Refusal> {
         }
         Written::Absent => Prompt::default(),
     })
-}
-
-fn prompt_of(body: &Body) -> Result<Written<'_>, Refusal> {
-    body.prompt().map_err(Refusal::from)
 }
 
 async fn local(
@@ -216,7 +212,7 @@ fn encode(model: &Model, estimates: &Estimates, request: &Request) -> Result<Pro
     }
     let special = request.body().flag("add_special_tokens");
     let ids = |text: &str| Some(model.encode_prompt(text, special).ok()?.ids);
-    let all = match prompt_of(request.body())? {
+    let all = match request.prompt()? {
         Written::Text(text) => ids(&text).map(|ids| vec![ids]),
         Written::TextBatch(texts) => texts.iter().map(|text| ids(text)).collect(),
         Written::Ids(_) | Written::IdsBatch(_) | Written::Absent => None,

@@ -10,7 +10,7 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use pointsman_brain::{Condition, Path};
-use pointsman_wire::dialect::Request;
+use pointsman_wire::dialect::{Api, Request};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
@@ -132,10 +132,14 @@ pub(crate) fn request_id(head: &HeaderMap) -> String {
 }
 
 fn random_id() -> String {
+    format!("{:016x}{:016x}", random_number(), random_number())
+}
+
+/// A number that no other hand-off has.
+pub(crate) fn random_number() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
-    // Two keyed hashers of the standard library: unique enough for a log, no secret is made of it.
-    let word = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", word(), word())
+    // A keyed hasher of the standard library: unique enough, no secret is made of it.
+    RandomState::new().build_hasher().finish()
 }
 
 /// The path that the client asks for.
@@ -148,11 +152,13 @@ pub(crate) fn wish(head: &HeaderMap) -> Result<Option<Path>, Refusal> {
     }
 }
 
-/// Which worker ranks serve a name, by slot.
-pub(crate) fn eligible(roster: &Roster, group: &Group, name: &str) -> Vec<bool> {
+/// Which worker ranks serve a name on an endpoint, by slot.
+pub(crate) fn eligible(roster: &Roster, group: &Group, name: &str, api: Api) -> Vec<bool> {
     // A base model goes by more names than its workers list; an adapter only by its own.
     let adapter = group.is_adapter(name);
-    let serves = |rank: &crate::fleet::Rank| !adapter || rank.worker.serves(name);
+    let serves = |rank: &crate::fleet::Rank| {
+        (!adapter || rank.worker.serves(name)) && rank.worker.dialect().has(api)
+    };
     roster.ranks.iter().map(|rank| rank.as_ref().is_some_and(serves)).collect()
 }
 
@@ -182,7 +188,10 @@ impl AskEngine for Asker<'_> {
         worker.authorize(&mut head);
         let uri = worker.uri("/tokenize").ok()?;
         // The engine reads the fields that shape the prompt and skips the others.
-        let body = request.body().bytes().clone();
+        let body = match (request.api(), request.body().raw("text")) {
+            (Api::Generate, Some(text)) => format!("{{\"prompt\":{text}}}").into(),
+            _ => request.body().bytes().clone(),
+        };
         let exchange = async {
             let response = self.router.upstream.post(uri, head, body, TOKENIZE_WAIT).await.ok()?;
             let ok = response.status().is_success();

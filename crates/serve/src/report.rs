@@ -20,6 +20,7 @@ pub(crate) fn endpoint(uri: &Uri) -> &'static str {
         "/v1/chat/completions" => "chat",
         "/v1/completions" => "completions",
         "/v1/embeddings" => "embeddings",
+        "/generate" => "generate",
         _ => "other",
     }
 }

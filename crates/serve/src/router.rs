@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pointsman_brain::Condition;
-use pointsman_config::{Settings, Worker as WorkerSettings};
+use pointsman_config::{Engine, KvEvents, Settings, Worker as WorkerSettings};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,7 @@ use crate::fleet::{AddError, Fleet, Group, Rank, Worker};
 use crate::metrics::{ByWorker, GroupReading, Metrics, WorkerReading};
 use crate::restore::Snapshot;
 use crate::upstream::Upstream;
-use crate::{events, watch};
+use crate::{events, polled, watch};
 
 /// What every request and every background task shares.
 pub(crate) struct Router {
@@ -90,6 +90,23 @@ impl Router {
         Ok(())
     }
 
+    /// Adds every worker that the configuration names and looks at it, without taking anything from it:
+    /// events that are handed out once are for the router that serves.
+    pub(crate) fn look_at_configured_workers(self: &Arc<Self>) -> Result<(), AddError> {
+        for group in &self.fleet.groups {
+            for worker in &group.settings.workers {
+                let worker = group.add(worker.clone())?;
+                self.watch(group, &worker);
+            }
+        }
+        Ok(())
+    }
+
+    fn watch(self: &Arc<Self>, group: &Arc<Group>, worker: &Arc<Worker>) {
+        let task = watch::watch(Arc::clone(self), Arc::clone(group), Arc::clone(worker));
+        self.tasks.spawn(task);
+    }
+
     /// Ends every background task.
     pub(crate) async fn end(&self) {
         for group in &self.fleet.groups {
@@ -114,9 +131,13 @@ impl Router {
 
     /// Starts what keeps the router informed of a worker.
     fn attend(self: &Arc<Self>, group: &Arc<Group>, worker: &Arc<Worker>) {
-        let task = watch::watch(Arc::clone(self), Arc::clone(group), Arc::clone(worker));
-        self.tasks.spawn(task);
-        if let pointsman_config::KvEvents::At(stream) = &worker.settings.kv_events {
+        self.watch(group, worker);
+        let s = &worker.settings;
+        if s.engine == Engine::Trtllm && s.kv_events == KvEvents::Auto {
+            let task = polled::poll(Arc::clone(self), Arc::clone(group), Arc::clone(worker));
+            self.tasks.spawn(task);
+        }
+        if let KvEvents::At(stream) = &worker.settings.kv_events {
             // These are written down, so that nothing takes their place.
             let ranks = 0..worker.settings.ranks.get();
             let streams: Vec<_> = ranks.map(|rank| events::of_rank(stream, rank)).collect();

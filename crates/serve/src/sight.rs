@@ -54,13 +54,12 @@ fn add(held: &mut [Held], overlap: &Overlap, roster: &Roster, block_size: u32) {
     }
 }
 
-/// Notes that a worker has computed or received a prompt, where it publishes no events that say so.
+/// Notes that a worker has computed or received a prompt, where its events do not say so.
 pub(crate) fn place(group: &Group, rank: &Rank, prompt: &Prompt, scope: &Scope) {
-    let spec = rank.worker.spec();
-    if !group.records(&spec) || rank.worker.gone.is_cancelled() {
+    if !group.records(&rank.worker) || rank.worker.gone.is_cancelled() {
         return;
     }
-    let space = group.hasher.space(&scope.key(spec.block_size.get()));
+    let space = group.hasher.space(&scope.key(rank.worker.spec().block_size.get()));
     let mut chain = Vec::new();
     for ids in &prompt.ids {
         space.chain(ids, &mut chain);

@@ -15,7 +15,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
 use crate::router::{Following, Router};
-use crate::{events, run};
+use crate::{events, reading, run, sglang};
 
 /// Bytes of a health answer or model list that are read.
 const SMALL_REPLY_BYTES: usize = 1024 * 1024;
@@ -82,7 +82,9 @@ impl Watching {
         let path = self.router.settings.health.path.to_string();
         let status = self.get(&path, SMALL_REPLY_BYTES).await.map(|(status, _)| status);
         let passed = match self.worker.settings.engine {
-            Engine::Vllm => status.is_some_and(|status| status < 300),
+            Engine::Vllm | Engine::Sglang | Engine::Trtllm => {
+                status.is_some_and(|status| status < 300)
+            }
             // Such a server need not have the path; it has to answer.
             Engine::OpenAi => status.is_some_and(|status| status < 500),
         };
@@ -105,9 +107,15 @@ impl Watching {
     /// Learns what the worker says of itself when it has come up.
     async fn discover(&mut self) {
         self.read_models().await;
-        if self.worker.settings.engine != Engine::Vllm {
-            return;
+        match self.worker.settings.engine {
+            Engine::Vllm => self.discover_vllm().await,
+            Engine::Sglang => self.discover_sglang().await,
+            Engine::Trtllm => self.discover_trtllm().await,
+            Engine::OpenAi => {}
         }
+    }
+
+    async fn discover_vllm(&mut self) {
         let mut learned = Learned::clone(&self.worker.learned.load());
         if let Some(body) = self.document("/version").await {
             learned.version = discovery::version(&body).ok();
@@ -121,6 +129,34 @@ impl Watching {
         self.learn(learned);
     }
 
+    async fn discover_sglang(&mut self) {
+        let Some(body) = self.document("/server_info").await else { return };
+        let info = match discovery::server_info(&body) {
+            Ok(info) => info,
+            Err(error) => return self.complain(&error),
+        };
+        let auto = self.worker.settings.kv_events == KvEvents::Auto;
+        let publishes = match &info.events {
+            Some(source) if auto => self.follow_sources(std::slice::from_ref(source)).await,
+            _ => false,
+        };
+        if auto && !publishes {
+            self.forget_restored();
+        }
+        let role = self.worker.settings.role;
+        let group = Arc::clone(&self.group);
+        group.amend(&self.worker, |learned| {
+            sglang::learn(learned, &info, role, auto.then_some(publishes));
+        });
+    }
+
+    async fn discover_trtllm(&mut self) {
+        let Some(body) = self.document("/version").await else { return };
+        let version = discovery::version(&body).ok();
+        self.group.amend(&self.worker, |learned| learned.version = version);
+        self.forget_restored();
+    }
+
     /// Learns which models the worker lists: adapters come and go while it runs.
     async fn read_models(&self) {
         let Some(body) = self.document("/v1/models").await else { return };
@@ -128,10 +164,8 @@ impl Watching {
             Ok(models) => models,
             Err(error) => return self.complain(&error),
         };
-        let mut learned = Learned::clone(&self.worker.learned.load());
-        if learned.models != models {
-            learned.models = models;
-            self.learn(learned);
+        if self.worker.learned.load().models != models {
+            self.group.amend(&self.worker, |learned| learned.models = models);
             self.router.fleet.rename();
         }
     }
@@ -148,7 +182,11 @@ impl Watching {
                 return false;
             }
         };
-        let Some(streams) = self.streams(&sources) else { return false };
+        self.follow_sources(&sources).await
+    }
+
+    async fn follow_sources(&mut self, sources: &[discovery::EventSource]) -> bool {
+        let Some(streams) = self.streams(sources) else { return false };
         if self.followed.as_ref().is_some_and(|(followed, _)| *followed == streams) {
             return true;
         }

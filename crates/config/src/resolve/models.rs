@@ -16,6 +16,9 @@ use crate::written::{self, Written};
 /// Ranks of all workers of one model together: what a slot number can count.
 const MAX_RANKS: u32 = u16::MAX as u32;
 
+/// Readings of an engine's load that may fail before the last one that did not is too old.
+const READINGS_MISSED: u32 = 5;
+
 impl Resolver<'_> {
     /// Every model that is in order; problems say why others are missing.
     pub(super) fn models(&mut self, written: &Written) -> Vec<Model> {
@@ -92,6 +95,7 @@ impl Resolver<'_> {
             .map(|(i, worker)| self.worker(&key.name("workers").index(i), worker))
             .collect();
         self.check_roles(key, model, written.admin.worker_api);
+        self.check_engines(key, model);
         let ranks: u32 = model.workers.iter().map(|worker| u32::from(worker.ranks)).sum();
         if ranks > MAX_RANKS {
             let message = format!("{ranks} ranks together; must be at most {MAX_RANKS}");
@@ -103,7 +107,13 @@ impl Resolver<'_> {
         };
         let profile = self.profile(key, model);
         let (routing, session) = self.routing(&routing_key, routing)?;
-        let routing = brain::Settings { profile: profile?, slo: slo(&model.slo), ..routing };
+        let interval = written.metrics.scrape_interval.on().map(|span| span.0);
+        let routing = brain::Settings {
+            profile: profile?,
+            slo: slo(&model.slo),
+            reading_max_age: interval.unwrap_or_default().saturating_mul(READINGS_MISSED),
+            ..routing
+        };
         Some(Model {
             name: model.name.clone(),
             aliases: model.aliases.clone(),
@@ -163,6 +173,20 @@ impl Resolver<'_> {
             return None;
         }
         Some(profile)
+    }
+
+    /// KV goes from an engine to its like alone.
+    fn check_engines(&mut self, key: &Key, model: &written::Model) {
+        let pairs = |worker: &&written::Worker| {
+            worker.role != written::Role::Unified && worker.engine != written::Engine::Openai
+        };
+        let mut pairing = model.workers.iter().filter(pairs);
+        let Some(first) = pairing.next().map(|worker| worker.engine) else { return };
+        if pairing.any(|worker| worker.engine != first) {
+            let message = "prefill and decode workers of one model hand KV to one another; \
+                           must all have the same `engine`";
+            self.problem(&key.name("workers"), message);
+        }
     }
 
     /// Prefill and decode need one another; a model needs somebody.
@@ -225,7 +249,7 @@ pub(super) fn role(role: written::Role) -> Role {
 /// What a worker's events are where nothing was written.
 pub(super) fn default_events(engine: written::Engine) -> KvEvents {
     match engine {
-        written::Engine::Vllm => KvEvents::Auto,
+        written::Engine::Vllm | written::Engine::Sglang | written::Engine::Trtllm => KvEvents::Auto,
         written::Engine::Openai => KvEvents::Off,
     }
 }

@@ -34,6 +34,8 @@ impl Resolver<'_> {
             role: role(written.role),
             engine: match written.engine {
                 written::Engine::Vllm => Engine::Vllm,
+                written::Engine::Sglang => Engine::Sglang,
+                written::Engine::Trtllm => Engine::Trtllm,
                 written::Engine::Openai => Engine::OpenAi,
             },
             local_prefill,
@@ -43,40 +45,61 @@ impl Resolver<'_> {
             block_size: written.block_size.and_then(NonZeroU32::new),
             capacity_blocks: written.capacity_blocks.and_then(NonZeroU64::new),
             max_num_batched_tokens: written.max_num_batched_tokens.and_then(NonZeroU32::new),
-            takes_prompt_ids: match written.takes_prompt_ids {
-                None => Detect::Auto,
-                Some(true) => Detect::Yes,
-                Some(false) => Detect::No,
-            },
+            takes_prompt_ids: detect(written.takes_prompt_ids),
             kv_lease: written.kv_lease.0,
+            bootstrap_host: written.bootstrap_host.clone(),
+            bootstrap_port: written.bootstrap_port.and_then(NonZeroU16::new),
+            skips_cached_blocks: detect(written.skips_cached_blocks),
+            takes_encoder_handles: written.takes_encoder_handles,
             api_key: api_key?,
         })
     }
 
-    fn local_prefill(&mut self, key: &Key, written: &written::Worker) -> bool {
+    fn local_prefill(&mut self, key: &Key, written: &written::Worker) -> Detect {
         let decode = written.role == written::Role::Decode;
         if written.local_prefill.is_some() && !decode {
             let message = "is for `role: decode` only; must be left out";
             self.problem(&key.name("local_prefill"), message);
         }
-        match written.role {
-            written::Role::Prefill => false,
-            written::Role::Decode => written.local_prefill.unwrap_or(true),
-            written::Role::Unified => true,
+        match (written.role, written.engine, written.local_prefill) {
+            (written::Role::Prefill, ..) => Detect::No,
+            (written::Role::Unified, ..) => Detect::Yes,
+            (written::Role::Decode, written::Engine::Sglang, set) => detect(set),
+            (written::Role::Decode, _, set) => detect(set.or(Some(true))),
         }
     }
 
     fn check_engine(&mut self, key: &Key, written: &written::Worker) {
-        if written.engine != written::Engine::Openai {
-            return;
-        }
-        if written.role != written::Role::Unified {
+        let (engine, role) = (written.engine, written.role);
+        if engine == written::Engine::Openai && role != written::Role::Unified {
             let message = "`engine: openai` hands no KV over; must be `unified`";
             self.problem(&key.name("role"), message);
         }
-        if written.ranks > 1 {
-            let message = "`engine: openai` has no ranks to address; must be 1";
+        let ranked = matches!(engine, written::Engine::Vllm | written::Engine::Sglang);
+        if written.ranks > 1 && !ranked {
+            let name = if engine == written::Engine::Openai { "openai" } else { "trtllm" };
+            let message = format!("`engine: {name}` has no ranks to address; must be 1");
             self.problem(&key.name("ranks"), message);
+        }
+        let meets = engine == written::Engine::Sglang && role == written::Role::Prefill;
+        for (name, given) in [
+            ("bootstrap_host", written.bootstrap_host.is_some()),
+            ("bootstrap_port", written.bootstrap_port.is_some()),
+        ] {
+            if given && !meets {
+                let message = "is for `engine: sglang` with `role: prefill` only; must be left out";
+                self.problem(&key.name(name), message);
+            }
+        }
+        if written.takes_encoder_handles && engine != written::Engine::Trtllm {
+            let message = "is for `engine: trtllm` only; must be left out";
+            self.problem(&key.name("takes_encoder_handles"), message);
+        }
+        if engine == written::Engine::Trtllm
+            && matches!(written.kv_events, Some(written::KvEvents::At(_)))
+        {
+            let message = "`engine: trtllm` has no event sockets; must be `auto` or `off`";
+            self.problem(&key.name("kv_events"), message);
         }
     }
 
@@ -174,6 +197,14 @@ impl Resolver<'_> {
             return None;
         }
         Some(Some(Secret::new(text)))
+    }
+}
+
+fn detect(written: Option<bool>) -> Detect {
+    match written {
+        None => Detect::Auto,
+        Some(true) => Detect::Yes,
+        Some(false) => Detect::No,
     }
 }
 

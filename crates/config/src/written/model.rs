@@ -116,11 +116,12 @@ section! {
         role: Role = Role::Unified;
         /// What it speaks.
         engine: Engine = Engine::Vllm;
-        /// Whether a decode worker may run the prefill of a request itself. Default: true for `vllm`.
+        /// Whether a decode worker may run the prefill of a request itself. Default: true for `vllm` and
+        /// `trtllm`; for `sglang` what the engine says, which as a rule is no.
         local_prefill: Option<bool> = None;
         /// Data-parallel ranks behind the URL; each is scheduled on its own.
         ranks: u16 = 1, min 1, max 1024;
-        /// Where it publishes KV events. Default: `auto` for `vllm`, `off` for others.
+        /// Where it publishes KV events. Default: `off` for `openai`, `auto` for others.
         kv_events: Option<KvEvents> = None;
         /// Free labels, shown where workers are listed.
         labels: BTreeMap<String, String> = BTreeMap::new();
@@ -135,6 +136,15 @@ section! {
         /// How long it keeps a prefilled KV that nobody fetches, `kv_lease_duration`; vLLM up to 0.21
         /// keeps it `8m`.
         kv_lease: Span = Span::secs(30), min "1s", max "1h";
+        /// Where decode workers meet an `sglang` prefill worker. Default: the host of `url`.
+        bootstrap_host: Option<String> = None;
+        /// Its port there, `--disaggregation-bootstrap-port`. Default: what the engine says, else 8998.
+        bootstrap_port: Option<u16> = None, min 1;
+        /// Whether a decode worker fetches only the KV that it lacks. Default: what the engine says.
+        skips_cached_blocks: Option<bool> = None;
+        /// Whether handles of a multimodal encoder that a client sends reach a `trtllm` worker. It reads
+        /// them on trust, so only where every client is your own.
+        takes_encoder_handles: bool = false;
         /// Environment variable that holds the engine's API key.
         api_key_env: Option<String> = None;
         /// File that holds the engine's API key; blanks around it do not count.
@@ -162,6 +172,10 @@ pub enum Role {
 pub enum Engine {
     /// vLLM.
     Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM, `trtllm-serve`.
+    Trtllm,
     /// Any OpenAI-compatible server; `role: unified` only.
     Openai,
 }
@@ -182,7 +196,8 @@ pub enum KvEvents {
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
 pub enum KvEventsWord {
-    /// It says so itself on `/kv_event_sources`.
+    /// It says so itself: `vllm` on `/kv_event_sources`, `sglang` on `/server_info`; `trtllm` is asked
+    /// for them on `/kv_cache_events`, which one router alone may do.
     Auto,
     /// Nowhere.
     Off,

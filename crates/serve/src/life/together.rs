@@ -1,0 +1,213 @@
+//! Both legs of a request at once, for engines whose workers find each other by themselves.
+//!
+//! Invariants: neither leg is left alone, because whoever waits for a partner that is gone waits for
+//! minutes: until the client's reply begins, a leg that fails ends the other one. From then on the KV
+//! has been handed over, and the prefill worker's answer is only drained.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use pointsman_brain::{BookingId, Cause, Leg};
+use pointsman_wire::dialect::{self, LegRequest, Meeting, Verdict};
+use pointsman_wire::sse::{Hold, Watch};
+use tokio::task::JoinHandle;
+
+use super::{Answered, Fault, Life, Plan, cause_of, is_event_stream, passed_on};
+use crate::error::Reply;
+use crate::fleet::{Group, Rank};
+use crate::outgoing::Begun;
+use crate::prompt::Prompt;
+use crate::receive::random_number;
+use crate::router::Router;
+use crate::sight::{self, Scope};
+use crate::upstream::read;
+use crate::{headers, run};
+
+/// Where SGLang's prefill workers are met unless somebody says otherwise.
+const USUAL_BOOTSTRAP_PORT: u16 = 8998;
+
+/// What came of a prefill leg that failed.
+struct Failed {
+    cause: Cause,
+    /// The engine's answer, where it is the client's to see.
+    answer: Option<Reply>,
+}
+
+impl From<Cause> for Failed {
+    fn from(cause: Cause) -> Failed {
+        Failed { cause, answer: None }
+    }
+}
+
+/// The prefill leg, which runs by itself. Dropped, it is ended.
+struct Partner(JoinHandle<Result<(), Failed>>);
+
+impl Partner {
+    /// Waits until the leg fails; for ever, if it does not.
+    async fn failed(&mut self) -> Failed {
+        match (&mut self.0).await {
+            Ok(Err(failed)) => failed,
+            Ok(Ok(())) => std::future::pending().await,
+            // It was ended, or broke in a way that its log tells.
+            Err(_) => Cause::Cut.into(),
+        }
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Life {
+    /// Carries out a remote plan whose legs start together; the decode worker's answer.
+    pub(super) async fn both_legs(&self, plan: &Plan, prefill: &Rank) -> Result<Answered, Fault> {
+        let to_prefill = self.context(prefill);
+        let to_decode = self.context(&plan.rank);
+        let dialect = prefill.worker.dialect();
+        let place = Place::of(prefill);
+        let legs = Some(&dialect).filter(|dialect| dialect.is_like(&plan.rank.worker.dialect()));
+        let legs = legs.and_then(|dialect| {
+            dialect.together(&self.request, &place.meeting(), &to_prefill, &to_decode)
+        });
+        let Some((to_prefill, to_decode)) = legs else {
+            return Err(Fault::new(Leg::Prefill, prefill, Cause::Protocol));
+        };
+        let Some(mut partner) = self.partner(prefill, to_prefill, plan.decision.booking) else {
+            return Err(Fault::new(Leg::Prefill, prefill, Cause::Protocol));
+        };
+        let answer = async {
+            let fault = |cause| Fault::of_last_leg(Leg::Decode, &plan.rank, Some(prefill), cause);
+            let wait = self.head_wait();
+            let sent = self.send(&plan.rank, to_decode, Begun::default(), wait).await;
+            let response = sent.map_err(fault)?;
+            match dialect::verdict(response.status().as_u16()) {
+                Verdict::Ok => self.answered(response).await.map_err(fault),
+                Verdict::Failed(failure) => Err(fault(cause_of(failure))),
+                Verdict::Client(status) => {
+                    let (head, body) = response.into_parts();
+                    let bytes = self.read_whole(body).await.map_err(fault)?;
+                    let answer = Some(passed_on(&head.headers, status, bytes));
+                    Err(Fault { answer, ..fault(Cause::Status(status)) })
+                }
+            }
+        };
+        let answered = tokio::select! {
+            // Of two that failed the prefill worker is the cause.
+            biased;
+            Failed { cause, answer } = partner.failed() => {
+                return Err(Fault { answer, ..Fault::new(Leg::Prefill, prefill, cause) });
+            }
+            answered = answer => answered?,
+        };
+        self.router.tasks.spawn(async move {
+            let mut partner = partner;
+            // Only to drain it: what it says concerns nobody any more.
+            let _ended = (&mut partner.0).await;
+        });
+        Ok(answered)
+    }
+
+    /// Starts the prefill leg.
+    fn partner(&self, rank: &Rank, leg: LegRequest, booking: BookingId) -> Option<Partner> {
+        let uri = rank.worker.uri(&self.path).ok()?;
+        let mut headers = self.headers.clone();
+        headers::add(&mut headers, &leg.headers);
+        rank.worker.authorize(&mut headers);
+        let wait = self.router.settings.timeouts.prefill;
+        let prefilling = Prefilling {
+            router: Arc::clone(&self.router),
+            group: Arc::clone(&self.group),
+            rank: rank.clone(),
+            booking,
+            prompt: self.prompt.clone(),
+            scope: self.scope.clone(),
+        };
+        let until = self.patience.deadline.min((Instant::now() + wait).into());
+        Some(Partner(tokio::spawn(async move {
+            let leg = prefilling.run(uri, headers, leg.body, wait);
+            tokio::time::timeout_at(until, leg).await.unwrap_or(Err(Cause::Timeout.into()))
+        })))
+    }
+}
+
+/// Where decode workers meet a prefill worker.
+struct Place {
+    host: String,
+    port: u16,
+    ranks: NonZeroU32,
+}
+
+impl Place {
+    fn of(rank: &Rank) -> Place {
+        let s = &rank.worker.settings;
+        let host = || s.url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let port = s.bootstrap_port.map(u16::from).or(rank.worker.learned.load().bootstrap_port);
+        Place {
+            host: s.bootstrap_host.clone().unwrap_or_else(host),
+            port: port.unwrap_or(USUAL_BOOTSTRAP_PORT),
+            ranks: s.ranks.into(),
+        }
+    }
+
+    /// A meeting of its own there.
+    fn meeting(&self) -> Meeting<'_> {
+        let Place { host, port, ranks } = self;
+        Meeting { host, port: *port, number: random_number(), prefill_ranks: *ranks }
+    }
+}
+
+/// What a prefill leg that runs by itself takes with it.
+struct Prefilling {
+    router: Arc<Router>,
+    group: Arc<Group>,
+    rank: Rank,
+    booking: BookingId,
+    prompt: Prompt,
+    scope: Scope,
+}
+
+impl Prefilling {
+    async fn run(
+        self,
+        uri: http::Uri,
+        headers: http::HeaderMap,
+        body: bytes::Bytes,
+        wait: Duration,
+    ) -> Result<(), Failed> {
+        let sent = Instant::now();
+        let limit = self.router.settings.limits.max_reply_bytes.get();
+        let (head, body) = self.router.upstream.post(uri, headers, body, wait).await?.into_parts();
+        match dialect::verdict(head.status.as_u16()) {
+            Verdict::Ok if is_event_stream(&head.headers) => drain_events(body).await?,
+            Verdict::Ok => drop(read(body, limit).await?),
+            Verdict::Failed(failure) => return Err(cause_of(failure).into()),
+            Verdict::Client(status) => {
+                let bytes = read(body, limit).await?;
+                let answer = Some(passed_on(&head.headers, status, bytes));
+                return Err(Failed { cause: Cause::Status(status), answer });
+            }
+        }
+        let Prefilling { router, group, rank, .. } = &self;
+        router.metrics.leg_took(Leg::Prefill.as_str(), sent.elapsed());
+        group.brain().prefill_done(self.booking, group.now());
+        run::answered(group, rank);
+        sight::place(group, rank, &self.prompt, &self.scope);
+        Ok(())
+    }
+}
+
+/// Reads a stream to its end and keeps nothing of it.
+async fn drain_events(mut body: Incoming) -> Result<(), Cause> {
+    let mut watch = Watch::new();
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(|_| Cause::Cut)?.into_data() {
+            watch.feed(&data);
+        }
+    }
+    if watch.hold() == Hold::Error { Err(Cause::Status(500)) } else { Ok(()) }
+}
