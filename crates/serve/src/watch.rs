@@ -15,7 +15,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
 use crate::router::{Following, Router};
-use crate::{events, reading, run, sglang};
+use crate::{events, run, sglang};
 
 /// Bytes of a health answer or model list that are read.
 const SMALL_REPLY_BYTES: usize = 1024 * 1024;
