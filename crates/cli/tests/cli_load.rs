@@ -51,6 +51,9 @@ fn a_trace_of_sessions_is_served_by_a_fleet_and_reported() {
     assert_eq!((&row["trace"], &row["policy"]), (&json!("sessions"), &json!("here")));
     assert_eq!(row["local_share"], 1.0);
     assert!(row["ttft_p50_ms"].as_f64().expect("a time") > 0.0);
+    // Whatever the policy, the router says what it predicts.
+    assert!(row["ttft_error_median"].as_f64().is_some_and(|error| error > 0.0), "{row}");
+    assert!(ended.err.contains("half of the predicted TTFTs were within"), "{}", ended.err);
     assert!(ended.err.contains("5 of 5 requests sent"), "{}", ended.err);
     assert!(ended.err.contains("0 failed"), "{}", ended.err);
     let page = std::fs::read_to_string(page).expect("the report");

@@ -15,6 +15,8 @@ pub(crate) const PATH: HeaderName = PATH_WISH;
 pub(crate) const REASON: HeaderName = HeaderName::from_static("x-pointsman-reason");
 /// The worker that streams.
 pub(crate) const WORKER: HeaderName = HeaderName::from_static("x-pointsman-worker");
+/// TTFT as predicted when it was decided, in milliseconds.
+pub(crate) const TTFT: HeaderName = HeaderName::from_static("x-pointsman-predicted-ttft-ms");
 /// The request's name in every log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

@@ -48,6 +48,8 @@ pub(super) struct Reply {
     pub(super) last: Option<Instant>,
     pub(super) tokens: u32,
     pub(super) path: Option<Path>,
+    /// TTFT in milliseconds, as the target predicted it.
+    pub(super) predicted_ttft_ms: Option<f64>,
     /// Why it failed, if it did.
     pub(super) error: Option<String>,
 }
@@ -93,12 +95,15 @@ impl Target {
         }
         let request = request.body(Full::from(self.body(ask)))?;
         let response = self.client.request(request).await?;
-        let path = response.headers().get("x-pointsman-path").and_then(|path| path.to_str().ok());
-        reply.path = match path {
+        let told = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        reply.path = match told("x-pointsman-path") {
             Some("local") => Some(Path::Local),
             Some("remote") => Some(Path::Remote),
             _ => None,
         };
+        reply.predicted_ttft_ms = told("x-pointsman-predicted-ttft-ms")
+            .and_then(|ms| ms.parse().ok())
+            .filter(|ms: &f64| ms.is_finite());
         let status = response.status();
         let mut body = response.into_body();
         if !status.is_success() {

@@ -177,7 +177,7 @@ impl Load {
             itl: times.map(|(first, last)| seconds(first, last) / gaps),
             finished: reply.error.is_none(),
             path: reply.path,
-            predicted_ttft: None,
+            predicted_ttft: reply.predicted_ttft_ms.map(|ms| ms / 1e3 * self.plan.speed),
             ttft_slo: self.ttft_slo(request),
         });
         if let Some(error) = reply.error {

@@ -113,6 +113,9 @@ fn tell(args: &Args, seen: &drive::Seen) -> anyhow::Result<()> {
     } else {
         print!("{}", report::table(&rows));
     }
+    if let Some(error) = rows[0].summary.ttft_error_median {
+        eprintln!("half of the predicted TTFTs were within {:.1} % of what came", error * 100.0);
+    }
     let good = seen.served.iter().filter(|served| served.meets_both()).count();
     eprintln!(
         "{} of {} requests sent, {} within both SLOs ({:.2} a second), {} failed",
