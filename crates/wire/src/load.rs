@@ -1,8 +1,15 @@
-//! Reads a vLLM worker's `/metrics` text into the few figures that routing uses.
+//! Reads vLLM's `/metrics` and SGLang's `/v1/loads` into the few figures that routing uses.
 //!
 //! Invariant: a figure that is missing, malformed, negative or not finite is None, never a guess.
 
-/// What an engine process says of one of its ranks.
+use serde_json::Value;
+
+use crate::discovery::DiscoveryError;
+
+/// SGLang's endpoint, with the sections that are read here.
+pub const SGLANG_LOADS: &str = "/v1/loads?include=core,disagg,queues";
+
+/// What an engine process says of one of its ranks. Sums are since its start, in tokens and seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineLoad {
     /// Sequences in the running batch.
@@ -21,6 +28,22 @@ pub struct EngineLoad {
     pub prompt_local_cache_hit: Option<f64>,
     /// Prompt tokens pulled from another worker since the start.
     pub prompt_external: Option<f64>,
+    /// KV capacity in tokens, where it is not told in blocks.
+    pub capacity_tokens: Option<f64>,
+    /// Tokens whose KV is in use, where it is not told in blocks.
+    pub used_tokens: Option<f64>,
+    /// Prompt tokens that wait to be computed.
+    pub waiting_prefill_tokens: Option<f64>,
+    /// Prompt tokens whose computing was timed.
+    pub prefill_tokens: Option<f64>,
+    /// How long that took. vLLM adds up what each prompt took, SGLang the steps.
+    pub prefill_seconds: Option<f64>,
+    /// Steps. vLLM counts all that gave a token, SGLang those that computed no prompt.
+    pub steps: Option<f64>,
+    /// Tokens after the first of a sequence.
+    pub decode_tokens: Option<f64>,
+    /// Sum of the times between them.
+    pub decode_seconds: Option<f64>,
 }
 
 /// Reads the figures of one rank (the `engine` label; rank 0 if an engine has none). Unknown lines
@@ -36,9 +59,53 @@ pub fn read_vllm(text: &str, rank: u32) -> EngineLoad {
     load
 }
 
+/// Reads one rank's figures from SGLang's `/v1/loads`. A rank that is not listed, or that has no
+/// capacity because it has only begun, says nothing.
+///
+/// # Errors
+/// The reply is not of that shape.
+pub fn read_sglang(body: &[u8], rank: u32) -> Result<EngineLoad, DiscoveryError> {
+    let error = |why: &str| DiscoveryError { what: "/v1/loads", why: why.to_owned() };
+    let reply: Value = serde_json::from_slice(body).map_err(|_| error("the reply is not JSON"))?;
+    let loads = reply.get("loads").and_then(Value::as_array);
+    let loads = loads.ok_or_else(|| error("the reply has no list `loads`"))?;
+    let of_rank = |load: &&Value| load.get("dp_rank").and_then(Value::as_u64) == Some(rank.into());
+    Ok(loads.iter().find(of_rank).map(EngineLoad::of_sglang).unwrap_or_default())
+}
+
+/// What is neither negative nor beyond all numbers.
+fn sound(value: f64) -> Option<f64> {
+    (value.is_finite() && value >= 0.0).then_some(value)
+}
+
 impl EngineLoad {
+    fn of_sglang(load: &Value) -> EngineLoad {
+        let number = |name| load.get(name).and_then(Value::as_f64).and_then(sound);
+        let capacity_tokens = number("max_total_num_tokens").filter(|tokens| *tokens > 0.0);
+        if capacity_tokens.is_none() {
+            return EngineLoad::default();
+        }
+        // Sums over decode steps: 1, B, t, B^2, B t, tokens; t in microseconds.
+        let moments = load.get("decode_moments").and_then(Value::as_array);
+        let moment = |at: usize| moments?.get(at)?.as_f64().and_then(sound);
+        EngineLoad {
+            running: number("num_running_reqs"),
+            waiting: number("num_waiting_reqs"),
+            kv_usage: number("token_usage").filter(|share| *share <= 1.0),
+            capacity_tokens,
+            used_tokens: number("num_used_tokens"),
+            waiting_prefill_tokens: number("num_waiting_uncached_tokens"),
+            prefill_tokens: number("total_prefill_uncached_tokens"),
+            prefill_seconds: number("total_prefill_busy_us").map(|us| us / 1e6),
+            steps: moment(0),
+            decode_tokens: moment(1),
+            decode_seconds: moment(4).map(|us| us / 1e6),
+            ..EngineLoad::default()
+        }
+    }
+
     fn take(&mut self, sample: &Sample<'_>) {
-        let value = (sample.value.is_finite() && sample.value >= 0.0).then_some(sample.value);
+        let value = sound(sample.value);
         match sample.name {
             "num_requests_running" => self.running = value,
             "num_requests_waiting" => self.waiting = value,
@@ -57,6 +124,16 @@ impl EngineLoad {
                 Some("external_kv_transfer") => self.prompt_external = value,
                 _ => {}
             },
+            "request_prefill_kv_computed_tokens_sum" => self.prefill_tokens = value,
+            "request_prefill_time_seconds_sum" => self.prefill_seconds = value,
+            "iteration_tokens_total_count" => self.steps = value,
+            // The latter up to 0.10.
+            "inter_token_latency_seconds_count" | "time_per_output_token_seconds_count" => {
+                self.decode_tokens = value;
+            }
+            "inter_token_latency_seconds_sum" | "time_per_output_token_seconds_sum" => {
+                self.decode_seconds = value;
+            }
             _ => {}
         }
     }
@@ -139,11 +216,27 @@ vllm:cache_config_info{block_size=\"None\",num_gpu_blocks=\"None\"} 1\n";
         assert_eq!(read_vllm(text, 0), EngineLoad::default());
     }
 
+    #[test]
+    fn a_reply_of_another_shape_and_a_server_that_has_only_begun_say_nothing() {
+        let read = |body: &str, rank| read_sglang(body.as_bytes(), rank);
+        assert!(read("nothing", 0).is_err() && read("[]", 0).is_err());
+        assert_eq!(read(r#"{"loads":[]}"#, 0), Ok(EngineLoad::default()));
+        let begun = r#"{"loads":[{"dp_rank":0,"num_running_reqs":0,"max_total_num_tokens":0}]}"#;
+        assert_eq!(read(begun, 0), Ok(EngineLoad::default()));
+        let odd = r#"{"loads":[{"dp_rank":1,"max_total_num_tokens":8,"num_running_reqs":-1,
+            "token_usage":7.5,"num_used_tokens":"x","decode_moments":[1,null]}]}"#;
+        assert_eq!(read(odd, 0), Ok(EngineLoad::default()));
+        let rest =
+            EngineLoad { capacity_tokens: Some(8.0), steps: Some(1.0), ..EngineLoad::default() };
+        assert_eq!(read(odd, 1), Ok(rest));
+    }
+
     proptest! {
         #[test]
         fn random_text_never_panics(text: String, line in r#"vllm:[a-z_]{0,9}\{[a-z="\\,}]{0,30}\}? ?[0-9.]{0,4}"#) {
             let _ = read_vllm(&text, 0);
             let _ = read_vllm(&line, 0);
+            let _ = read_sglang(text.as_bytes(), 0);
         }
     }
 }
