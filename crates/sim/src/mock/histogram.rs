@@ -1,6 +1,6 @@
-//! Latency histograms with the bucket bounds of vLLM's metrics.
+//! Histograms of requests and steps, with the bucket bounds of vLLM's metrics.
 
-/// A histogram in seconds.
+/// A histogram.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
     bounds: &'static [f64],
@@ -37,6 +37,20 @@ impl Histogram {
     }
 }
 
+/// Seconds that a request is in one of its states.
+const STATE: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+];
+
+/// Tokens of a step.
+const STEP_TOKENS: &[f64] =
+    &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0];
+
+/// Tokens of a prompt.
+const PROMPT_TOKENS: &[f64] =
+    &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5];
+
 /// What a rank measures of its requests.
 #[derive(Clone, Debug)]
 pub(super) struct Latencies {
@@ -46,6 +60,16 @@ pub(super) struct Latencies {
     pub(super) between_tokens: Histogram,
     /// `vllm:e2e_request_latency_seconds`
     pub(super) whole: Histogram,
+    /// `vllm:request_queue_time_seconds`
+    pub(super) queue: Histogram,
+    /// `vllm:request_prefill_time_seconds`
+    pub(super) prefill: Histogram,
+    /// `vllm:request_decode_time_seconds`
+    pub(super) decode: Histogram,
+    /// `vllm:request_prefill_kv_computed_tokens`
+    pub(super) computed: Histogram,
+    /// `vllm:iteration_tokens_total`
+    pub(super) steps: Histogram,
 }
 
 impl Default for Latencies {
@@ -59,10 +83,12 @@ impl Default for Latencies {
                 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
                 10.0, 20.0, 40.0, 80.0,
             ]),
-            whole: Histogram::new(&[
-                0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
-                120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
-            ]),
+            whole: Histogram::new(STATE),
+            queue: Histogram::new(STATE),
+            prefill: Histogram::new(STATE),
+            decode: Histogram::new(STATE),
+            computed: Histogram::new(PROMPT_TOKENS),
+            steps: Histogram::new(STEP_TOKENS),
         }
     }
 }

@@ -18,6 +18,11 @@ pub(super) fn page(app: &App, lies: &Lies) -> String {
     page.histograms("time_to_first_token_seconds", histograms.iter().map(|l| &l.first_token));
     page.histograms("inter_token_latency_seconds", histograms.iter().map(|l| &l.between_tokens));
     page.histograms("e2e_request_latency_seconds", histograms.iter().map(|l| &l.whole));
+    page.histograms("request_queue_time_seconds", histograms.iter().map(|l| &l.queue));
+    page.histograms("request_prefill_time_seconds", histograms.iter().map(|l| &l.prefill));
+    page.histograms("request_decode_time_seconds", histograms.iter().map(|l| &l.decode));
+    page.histograms("request_prefill_kv_computed_tokens", histograms.iter().map(|l| &l.computed));
+    page.histograms("iteration_tokens_total", histograms.iter().map(|l| &l.steps));
     let blocks = lies.num_gpu_blocks.unwrap_or(u64::from(app.config.capacity_blocks));
     cache_config(&mut page, app, blocks);
     page.text
@@ -115,7 +120,8 @@ impl Page<'_> {
     }
 
     fn histograms<'h>(&mut self, name: &str, of: impl Iterator<Item = &'h Histogram>) {
-        self.family(name, "histogram", "Histogram in seconds.");
+        let unit = if name.ends_with("seconds") { "seconds" } else { "tokens" };
+        self.family(name, "histogram", &format!("Histogram in {unit}."));
         let model = self.model;
         for (rank, histogram) in of.enumerate() {
             let labels = format!("engine=\"{rank}\",model_name=\"{model}\"");

@@ -14,7 +14,7 @@ use super::handoff::Registry;
 use super::histogram::Latencies;
 use super::publisher::Publisher;
 use crate::engine::{
-    Content, Engine, Event, Job, JobId, Load, Nanos, Outbox, Output, Refused, Spec, Totals,
+    Content, Engine, Event, Job, JobId, Kind, Load, Nanos, Outbox, Output, Refused, Spec, Totals,
 };
 
 /// Something that happened to one sequence of a request.
@@ -36,7 +36,13 @@ pub(super) type Ticks = mpsc::UnboundedReceiver<(u32, Tick)>;
 struct Route {
     sequence: u32,
     to: mpsc::UnboundedSender<(u32, Tick)>,
+    prompt_tokens: u32,
+    pulls: bool,
+    cached_tokens: u32,
     submitted: Nanos,
+    /// When it was put into the batch; of a prompt that is pulled, when its KV was there.
+    started: Nanos,
+    first_token: Option<Nanos>,
     last_token: Option<Nanos>,
 }
 
@@ -46,6 +52,9 @@ struct Inner {
     out: Outbox,
     publisher: Option<Arc<Publisher>>,
     latencies: Latencies,
+    /// End of the step whose tokens are being counted, and its tokens so far. Of an infinitely fast
+    /// engine, steps that end together are one.
+    step: (Nanos, u32),
     /// Of each block in the cache: a sequence that it is in, its place there, and its copies.
     known: HashMap<u64, (Arc<Content>, u32, u32)>,
 }
@@ -71,6 +80,7 @@ impl Rank {
             out: Outbox::default(),
             publisher,
             latencies: Latencies::default(),
+            step: (0, 0),
             known: HashMap::new(),
         };
         let (wake, origin) = (Notify::new(), Instant::now());
@@ -84,14 +94,24 @@ impl Rank {
         self.with(|inner, now| {
             for (sequence, job) in jobs.into_iter().enumerate() {
                 let id = job.id;
+                let route = Route {
+                    sequence: sequence as u32,
+                    to: to.clone(),
+                    prompt_tokens: job.prompt_tokens,
+                    pulls: matches!(job.kind, Kind::Pull(_)),
+                    cached_tokens: 0,
+                    submitted: now,
+                    started: now,
+                    first_token: None,
+                    last_token: None,
+                };
                 if let Err(refused) = inner.engine.submit(job) {
                     for id in &ids {
                         inner.drop_job(*id);
                     }
                     return Err(refused);
                 }
-                let (sequence, to) = (sequence as u32, to.clone());
-                inner.routes.insert(id, Route { sequence, to, submitted: now, last_token: None });
+                inner.routes.insert(id, route);
             }
             Ok(ticks)
         })
@@ -232,14 +252,25 @@ impl Inner {
         for output in &outputs {
             self.deliver(output, registry);
         }
+        self.end_step();
         self.out.outputs = outputs;
         self.out.outputs.clear();
     }
 
     fn deliver(&mut self, output: &Output, registry: &Registry) {
         let (job, tick) = match output {
-            Output::Started { job, cached_tokens, .. } => (*job, Tick::Started(*cached_tokens)),
-            Output::Pulled { job, .. } => (*job, Tick::Pulled),
+            Output::Started { job, at, cached_tokens } => {
+                if let Some(route) = self.routes.get_mut(job) {
+                    (route.started, route.cached_tokens) = (*at, *cached_tokens);
+                }
+                (*job, Tick::Started(*cached_tokens))
+            }
+            Output::Pulled { job, at, .. } => {
+                if let Some(route) = self.routes.get_mut(job) {
+                    route.started = *at;
+                }
+                (*job, Tick::Pulled)
+            }
             Output::Token { job, at } => {
                 self.note_token(*job, *at);
                 (*job, Tick::Token)
@@ -252,8 +283,7 @@ impl Inner {
         // Nobody listens when the client has just left; its jobs are about to be aborted.
         let _ = route.to.send((route.sequence, tick));
         if last && let Some(route) = self.routes.remove(&job) {
-            let end = route.last_token.unwrap_or(route.submitted);
-            self.latencies.whole.add(seconds(end - route.submitted));
+            self.note_end(&route);
         }
     }
 
@@ -279,10 +309,43 @@ impl Inner {
 
     fn note_token(&mut self, job: JobId, at: Nanos) {
         let Some(route) = self.routes.get_mut(&job) else { return };
+        let mut tokens = 1;
         match route.last_token.replace(at) {
-            None => self.latencies.first_token.add(seconds(at.saturating_sub(route.submitted))),
+            None => {
+                route.first_token = Some(at);
+                self.latencies.first_token.add(seconds(at.saturating_sub(route.submitted)));
+                if !route.pulls {
+                    // As vLLM does: a prompt counts in the step that ends it.
+                    tokens += route.prompt_tokens - route.cached_tokens;
+                }
+            }
             Some(before) => self.latencies.between_tokens.add(seconds(at - before)),
         }
+        if self.step.0 != at {
+            self.end_step();
+        }
+        self.step = (at, self.step.1 + tokens);
+    }
+
+    fn end_step(&mut self) {
+        let tokens = std::mem::take(&mut self.step.1);
+        if tokens > 0 {
+            self.latencies.steps.add(f64::from(tokens));
+        }
+    }
+
+    /// What is measured of a request is told when it has ended.
+    fn note_end(&mut self, route: &Route) {
+        let Route { submitted, started, .. } = *route;
+        let end = route.last_token.unwrap_or(submitted);
+        let first = route.first_token.unwrap_or(end);
+        let of = &mut self.latencies;
+        of.whole.add(seconds(end - submitted));
+        of.queue.add(seconds(started - submitted));
+        of.prefill.add(seconds(first.saturating_sub(started)));
+        of.decode.add(seconds(end - first));
+        // What was pulled counts too.
+        of.computed.add(f64::from(route.prompt_tokens - route.cached_tokens));
     }
 }
 
