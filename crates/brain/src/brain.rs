@@ -90,10 +90,10 @@ impl Brain {
         (from != to).then_some(HealthChange { from, to })
     }
 
-    /// Takes note of what an engine reported.
+    /// Takes note of what an engine reported. Its load counts for [`Settings::reading_max_age`].
     pub fn reading(&mut self, slot: Slot, reading: Reading, now: Time) {
         if let Some(worker) = self.fleet.get_mut(slot) {
-            worker.reading.merge(reading);
+            worker.report(reading, now, now.after(self.settings.reading_max_age));
             self.predictor.read(slot, &reading, now);
         }
     }

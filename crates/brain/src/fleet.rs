@@ -85,12 +85,12 @@ pub struct WorkerSpec {
     pub publishes_events: bool,
 }
 
-/// What an engine reported when it was last read; `None` leaves what was known.
+/// What an engine reported when it was last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Reading {
     /// Share of its KV blocks in use.
     pub kv_usage: Option<Share>,
-    /// KV blocks it has; overrides the spec.
+    /// KV blocks it has; overrides the spec, and stays known when it is not reported again.
     pub capacity_blocks: Option<u64>,
     /// Requests running.
     pub running: Option<u32>,
@@ -98,19 +98,36 @@ pub struct Reading {
     pub waiting: Option<u32>,
     /// Prompt tokens that wait to be computed, those held already not counted.
     pub waiting_prefill_tokens: Option<u64>,
-    /// Prompt tokens computed since the engine's start, and the seconds that this took.
-    pub prefill: Option<Totals>,
-    /// Tokens streamed after a first one since the engine's start, and the seconds between them.
-    pub decode: Option<Totals>,
+    /// Tokens whose KV its sequences have.
+    pub context_tokens: Option<u64>,
+    /// What it has computed of prompts.
+    pub prefill: Option<PrefillTotals>,
+    /// What it has streamed.
+    pub decode: Option<DecodeTotals>,
 }
 
-/// What an engine has done since its start.
+/// The prompts that an engine has computed since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Totals {
+pub struct PrefillTotals {
+    /// Prompt tokens computed.
+    pub tokens: u64,
+    /// Seconds that this took.
+    pub seconds: f64,
+    /// The seconds of each prompt were added up, so that steps which prompts share count repeatedly.
+    pub per_prompt: bool,
+}
+
+/// The tokens that an engine has streamed after first ones since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct DecodeTotals {
+    /// Steps.
+    pub steps: u64,
     /// Tokens.
     pub tokens: u64,
-    /// Seconds.
+    /// Seconds between them: the sum of each step's time as often as it streamed a token.
     pub seconds: f64,
+    /// Prompt tokens computed in the same steps; `None` where steps that do are not counted above.
+    pub prompt_tokens: Option<u64>,
 }
 
 /// KV blocks of a prompt that one worker holds, by tier; each counts what is beyond the faster tiers.
@@ -140,6 +157,8 @@ impl WorkerSpec {
 pub(crate) struct Worker {
     pub(crate) spec: WorkerSpec,
     pub(crate) reading: Reading,
+    /// When the engine was last read, and until when that counts.
+    pub(crate) read: Option<(Time, Time)>,
     pub(crate) health: Health,
     pub(crate) draining: bool,
 }
@@ -148,6 +167,19 @@ impl Worker {
     /// Whether a request can be given to it.
     pub(crate) fn takes_requests(&self, now: Time) -> bool {
         !self.draining && self.health.admits(now)
+    }
+
+    /// Takes note of what the engine reported; it counts until then.
+    pub(crate) fn report(&mut self, reading: Reading, now: Time, until: Time) {
+        let capacity_blocks = reading.capacity_blocks.or(self.reading.capacity_blocks);
+        self.reading = Reading { capacity_blocks, ..reading };
+        self.read = Some((now, until));
+    }
+
+    /// Share of its KV blocks in use, if the engine has said so lately.
+    pub(crate) fn kv_usage(&self, now: Time) -> Option<Share> {
+        let (_, until) = self.read?;
+        self.reading.kv_usage.filter(|_| now <= until)
     }
 
     /// KV blocks it has: as its engine says, or else as it was configured.
@@ -171,6 +203,7 @@ impl Fleet {
             *place = Some(Worker {
                 spec,
                 reading: Reading::default(),
+                read: None,
                 health: Health::default(),
                 draining: false,
             });
@@ -193,18 +226,5 @@ impl Fleet {
         (0..=u16::MAX)
             .zip(&self.workers)
             .filter_map(|(slot, worker)| Some((Slot(slot), worker.as_ref()?)))
-    }
-}
-
-impl Reading {
-    /// Takes over what `newer` knows.
-    pub(crate) fn merge(&mut self, newer: Reading) {
-        self.kv_usage = newer.kv_usage.or(self.kv_usage);
-        self.capacity_blocks = newer.capacity_blocks.or(self.capacity_blocks);
-        self.running = newer.running.or(self.running);
-        self.waiting = newer.waiting.or(self.waiting);
-        self.waiting_prefill_tokens = newer.waiting_prefill_tokens.or(self.waiting_prefill_tokens);
-        self.prefill = newer.prefill.or(self.prefill);
-        self.decode = newer.decode.or(self.decode);
     }
 }

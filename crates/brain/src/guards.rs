@@ -1,7 +1,7 @@
 //! The guards: each can veto the local path after a policy said yes, by a name that shows.
 //! `capability`: the worker cannot prefill locally.
 //! `decode_kv`: blocks in use + this request > `decode_busy_threshold` x capacity, where blocks in
-//! use are the larger of the router's own count and what the engine last reported.
+//! use are the larger of the router's own count and what the engine has reported lately.
 //! `local_prefill_budget`: local prefill tokens in flight + this request > budget.
 
 use crate::demand::KvDemand;
@@ -12,6 +12,7 @@ use crate::policy::Rule;
 use crate::predict::DEFAULT_CHUNK_TOKENS;
 use crate::settings::{Budget, GuardSettings, KvGuard};
 use crate::signals::{Fallbacks, Signal};
+use crate::time::Time;
 use crate::units::Factor;
 
 /// The budget of a threshold policy where none is set.
@@ -62,12 +63,13 @@ pub(crate) fn check(
     load: &Load,
     prefill_tokens: u32,
     demand: &KvDemand,
+    now: Time,
 ) -> Checked {
     let mut checked = Checked::default();
     if !worker.spec.can_prefill_locally() {
         checked.vetoes.insert(Guard::Capability);
     }
-    check_kv(settings, worker, load, demand, &mut checked);
+    check_kv(settings.decode_kv, worker, load, demand, now, &mut checked);
     let budget = match (settings.local_prefill_budget, rule) {
         (Budget::ByPolicy, Rule::Predicted) => Budget::Off,
         (Budget::ByPolicy, _) => Budget::Chunks(DEFAULT_BUDGET_CHUNKS),
@@ -78,31 +80,32 @@ pub(crate) fn check(
 }
 
 /// Whether the request's KV has room on a worker at all; where the capacity is unknown, it has.
-pub(crate) fn fits(worker: &Worker, load: &Load, demand: &KvDemand) -> bool {
+pub(crate) fn fits(worker: &Worker, load: &Load, demand: &KvDemand, now: Time) -> bool {
     let Some(capacity) = worker.capacity_blocks() else { return true };
-    in_use(worker, load, capacity as f64) + demand.at_start() as f64 <= capacity as f64
+    in_use(worker, load, capacity as f64, now) + demand.at_start() as f64 <= capacity as f64
 }
 
-/// KV blocks in use: the larger of the router's own count and what the engine last reported.
-fn in_use(worker: &Worker, load: &Load, capacity: f64) -> f64 {
-    let reported = worker.reading.kv_usage.map_or(0.0, |usage| usage.get() * capacity);
+/// KV blocks in use: the larger of the router's own count and what the engine has reported lately.
+fn in_use(worker: &Worker, load: &Load, capacity: f64, now: Time) -> f64 {
+    let reported = worker.kv_usage(now).map_or(0.0, |usage| usage.get() * capacity);
     reported.max(load.kv_blocks as f64)
 }
 
 fn check_kv(
-    settings: &GuardSettings,
+    guard: KvGuard,
     worker: &Worker,
     load: &Load,
     demand: &KvDemand,
+    now: Time,
     checked: &mut Checked,
 ) {
-    let KvGuard::Above(threshold) = settings.decode_kv else { return };
+    let KvGuard::Above(threshold) = guard else { return };
     let Some(capacity) = worker.capacity_blocks() else {
         checked.fallbacks.insert(Signal::KvCapacity);
         return;
     };
     let capacity = capacity as f64;
-    if in_use(worker, load, capacity) + demand.at_start() as f64 > threshold.get() * capacity {
+    if in_use(worker, load, capacity, now) + demand.at_start() as f64 > threshold.get() * capacity {
         checked.vetoes.insert(Guard::DecodeKv);
     }
 }

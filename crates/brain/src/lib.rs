@@ -36,7 +36,7 @@ pub use ask::Ask;
 pub use brain::Brain;
 pub use decision::{Decision, NoPath, Shadows};
 pub use flags::{Flag, Set};
-pub use fleet::{Held, Path, Reading, Role, Slot, Totals, WorkerSpec};
+pub use fleet::{DecodeTotals, Held, Path, PrefillTotals, Reading, Role, Slot, WorkerSpec};
 pub use guards::{Guard, Vetoes};
 pub use health::{Condition, HealthChange, HealthEvent};
 pub use ladder::{Cause, Ladder, Leg, Next, Try};

@@ -154,7 +154,7 @@ impl Scene<'_> {
     pub(crate) fn fits(&self, candidate: &Candidate) -> bool {
         let Some(worker) = self.fleet.get(candidate.slot) else { return false };
         let demand = kv_demand(candidate.slot, candidate.block_size, self.settings, self.ask);
-        guards::fits(worker, &candidate.load, &demand)
+        guards::fits(worker, &candidate.load, &demand, self.now)
     }
 
     /// What the guards say of the local path on a candidate that a policy chose.
@@ -162,7 +162,7 @@ impl Scene<'_> {
         let Some(worker) = self.fleet.get(candidate.slot) else { return Checked::default() };
         let demand = kv_demand(candidate.slot, candidate.block_size, self.settings, self.ask);
         let guards = &self.settings.guards;
-        guards::check(guards, rule, worker, &candidate.load, candidate.u, &demand)
+        guards::check(guards, rule, worker, &candidate.load, candidate.u, &demand, self.now)
     }
 
     /// Fallbacks that lie in the request itself.

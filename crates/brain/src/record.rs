@@ -16,6 +16,7 @@ use crate::predict::Outlook;
 use crate::sessions::Turn;
 use crate::signals::Fallbacks;
 use crate::slo::Slo;
+use crate::time::Time;
 
 /// Everything that went into one decision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -131,6 +132,12 @@ pub struct WorkerView {
     pub capacity_blocks: Option<u64>,
     /// What its engine last reported.
     pub reading: Reading,
+    /// When that was.
+    #[serde(skip)]
+    pub read_at: Option<Time>,
+    /// Until when it counts as its load.
+    #[serde(skip)]
+    pub read_until: Option<Time>,
 }
 
 impl Record {
@@ -207,6 +214,8 @@ impl WorkerView {
             load,
             capacity_blocks: worker.capacity_blocks(),
             reading: worker.reading,
+            read_at: worker.read.map(|(at, _)| at),
+            read_until: worker.read.map(|(_, until)| until),
         }
     }
 }

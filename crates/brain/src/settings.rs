@@ -36,6 +36,8 @@ pub struct Settings {
     pub require_remote: bool,
     /// Whether a request may ask for its path.
     pub allow_path_override: bool,
+    /// How long what an engine reported of its load counts.
+    pub reading_max_age: Duration,
     /// Output tokens per sequence for which KV blocks are booked in advance (fewer if the request asks for fewer).
     pub output_allowance_tokens: u32,
     /// Seed of the brain's random choices.
@@ -126,6 +128,7 @@ impl Default for Settings {
         Settings {
             policy: Policy::default(),
             shadow: Vec::new(),
+            reading_max_age: Duration::from_secs(15),
             guards: GuardSettings::default(),
             isl_gate: IslGate::Off,
             cost: CostSettings::default(),

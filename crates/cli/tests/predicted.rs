@@ -146,6 +146,55 @@ async fn what_was_measured_is_kept_over_a_restart() {
 }
 
 #[tokio::test]
+async fn a_slow_engine_is_told_by_its_own_counters_where_the_router_sees_no_token() {
+    // Half as fast as the other decode worker, and both are as fast as the constants say.
+    let spec = |spec: Spec, speed| spec.engine(|engine| engine.speed = speed);
+    let specs = [spec(prefill("p0"), 10.0), spec(decode("d0"), 10.0), spec(decode("d1"), 5.0)];
+    let constants = json!({"k0_ms": 0.8, "a1_ms": 0.00445, "a2_ms": 9.8e-8,
+                           "c0_ms": 1.04, "c1_ms": 0.0038, "c2_ms": 2.9e-6});
+    let config = json!({
+        "metrics": {"scrape_interval": "100ms"},
+        "model": {"constants": constants},
+        "routing": {"policy": "predicted", "allow_path_override": true},
+    });
+    let fleet = Fleet::with(specs, config).await;
+    let addr = fleet.addr();
+    let biases = async || {
+        let status = fleet.router.status().await;
+        let workers = calibration(&status)["workers"].as_array().expect("workers").clone();
+        [1, 2].map(|at| {
+            let worker: &Value = &workers[at];
+            let number = |key: &str| worker[key].as_f64().expect("a number");
+            assert_eq!(worker["running"], 0, "a stream was seen: {worker}");
+            (number("decode_bias"), number("decode_samples_of_engine"))
+        })
+    };
+    let clients = (0..6).map(|client| {
+        tokio::spawn(async move {
+            for turn in 0.. {
+                let body = completion(&prompt(client * 1000 + turn, 300), 400, false);
+                let request = Request::completion(&body).header("x-pointsman-path", "remote");
+                let (head, answer) = request.json(addr).await;
+                assert_eq!(head.status, 200, "{answer}");
+            }
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    wait_until(async || {
+        // Once it is known to be slow it is given less.
+        let both = biases().await;
+        let [(fast, fast_samples), (slow, slow_samples)] = both;
+        let measured = fast_samples.min(slow_samples) >= 1.0;
+        let told = measured && slow > 1.5 && (0.7..1.4).contains(&fast);
+        told.then_some(()).ok_or_else(|| format!("biases and samples: {both:?}"))
+    })
+    .await;
+    for client in clients {
+        client.abort();
+    }
+}
+
+#[tokio::test]
 async fn the_default_policy_is_predicted() {
     let mut tree = configuration(&json!([]), json!({}));
     tree.as_object_mut().expect("a mapping").remove("routing");

@@ -160,6 +160,7 @@ fn workers(router: &Router) -> Vec<Value> {
 fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
     let s = &rank.worker.settings;
     let learned = rank.worker.learned.load();
+    let now = group.now();
     json!({
         "model": group.name(),
         "name": rank.worker.name(),
@@ -174,6 +175,8 @@ fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
         "capacity_blocks": view.capacity_blocks,
         "block_size": rank.worker.spec().block_size,
         "reading": view.reading,
+        "reading_age_seconds": view.read_at.map(|at| now.since(at).as_secs_f64()),
+        "reading_counts": view.read_until.is_some_and(|until| now <= until),
         "publishes_events": learned.publishes_events,
         "index_blocks": group.reader.blocks(pointsman_kv::Slot(rank.slot.0)),
         "index_stale": rank.worker.is_stale(rank.slot),

@@ -201,14 +201,18 @@ impl Following {
 
 fn worker_readings(group: &Group) -> Vec<WorkerReading> {
     let roster = group.roster.load();
-    let brain = group.brain();
+    let (brain, now) = (group.brain(), group.now());
     let reading = |rank: &Rank, view: &pointsman_brain::WorkerView| WorkerReading {
         labels: labels(group, rank),
         up: view.condition == Condition::Up,
         active_requests: u64::from(view.load.active),
         reserved_prefill_tokens: view.load.prefill_tokens,
         reserved_kv_blocks: view.load.kv_blocks,
-        kv_usage: view.reading.kv_usage.map(pointsman_brain::Share::get),
+        kv_usage: view
+            .reading
+            .kv_usage
+            .filter(|_| view.read_until.is_some_and(|until| now <= until))
+            .map(pointsman_brain::Share::get),
         index_blocks: group.reader.blocks(pointsman_kv::Slot(rank.slot.0)),
         index_stale: rank.worker.is_stale(rank.slot),
     };

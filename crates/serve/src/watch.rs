@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use http::HeaderMap;
-use pointsman_brain::{HealthEvent, Reading, Share};
+use pointsman_brain::HealthEvent;
 use pointsman_config::{Engine, KvEvents, KvStream, SocketMode};
 use pointsman_wire::{discovery, load};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
 use crate::router::{Following, Router};
-use crate::{events, run, sglang};
+use crate::{events, reading, run, sglang};
 
 /// Bytes of a health answer or model list that are read.
 const SMALL_REPLY_BYTES: usize = 1024 * 1024;
@@ -234,29 +234,41 @@ impl Watching {
         Some((0..self.worker.settings.ranks.get()).map(of).collect())
     }
 
-    /// Reads the worker's load, capacity and block size.
+    /// Reads the worker's load and counters, and its capacity and block size where they come along.
     async fn scrape(&self) {
-        if self.worker.settings.engine != Engine::Vllm {
-            return;
+        match self.worker.settings.engine {
+            Engine::Vllm => self.scrape_vllm().await,
+            Engine::Sglang => self.scrape_sglang().await,
+            Engine::Trtllm | Engine::OpenAi => {}
         }
+    }
+
+    async fn scrape_vllm(&self) {
         let Some((200, body)) = self.get("/metrics", METRICS_REPLY_BYTES).await else { return };
         let text = String::from_utf8_lossy(&body);
         let mut learned = Learned::clone(&self.worker.learned.load());
         for (rank, slot) in (0_u32..).zip(&self.worker.slots) {
             let load = load::read_vllm(&text, rank);
-            let whole = |value: Option<f64>| value.map(|value| value as u32);
-            let reading = Reading {
-                kv_usage: load.kv_usage.and_then(Share::clamped),
-                capacity_blocks: load.num_gpu_blocks,
-                running: whole(load.running),
-                waiting: whole(load.waiting),
-                ..Reading::default()
-            };
-            self.group.brain().reading(*slot, reading, self.group.now());
             learned.block_size = load.block_size.and_then(NonZeroU32::new).or(learned.block_size);
             learned.capacity_blocks = load.num_gpu_blocks.or(learned.capacity_blocks);
+            let reading = reading::of_vllm(&load);
+            self.group.brain().reading(*slot, reading, self.group.now());
         }
         self.learn(learned);
+    }
+
+    async fn scrape_sglang(&self) {
+        let Some(body) = self.document(load::SGLANG_LOADS).await else { return };
+        let block_size = self.worker.spec().block_size;
+        for (rank, slot) in (0_u32..).zip(&self.worker.slots) {
+            match load::read_sglang(&body, rank) {
+                Ok(load) => {
+                    let reading = reading::of_sglang(&load, block_size);
+                    self.group.brain().reading(*slot, reading, self.group.now());
+                }
+                Err(error) => return self.complain(&error),
+            }
+        }
     }
 
     fn learn(&self, learned: Learned) {

@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use super::filter::Average;
 use super::physics::{Batch, Constants, Prefill};
 use super::running::Running;
-use crate::fleet::{Reading, Role, Totals};
+use super::told::{Seen, Told};
+use crate::fleet::{Reading, Role};
 use crate::time::Time;
 
 /// Chunks after which a measurement of a worker that is never idle is closed. The longer, the less
@@ -21,9 +22,6 @@ const WINDOW_TOKENS: u32 = 8;
 
 /// Prompts that a worker's queue has room for from the start.
 const QUEUE_ROOM: usize = 64;
-
-/// How far what was reported to be computed may be from what this router sent, to be comparable.
-const SAME_WORK: std::ops::RangeInclusive<f64> = 0.8..=1.25;
 
 /// A worker.
 #[derive(Clone, Debug)]
@@ -52,6 +50,9 @@ pub(crate) struct Desk {
     reported: Reported,
     pub(crate) prefill_bias: Average,
     pub(crate) decode_bias: Average,
+    /// How many measurements of both the engine itself made.
+    pub(crate) own_prefills: u64,
+    pub(crate) own_decodes: u64,
     /// Relative error of predicted TTFT, remote and local.
     pub(crate) errors: [Average; 2],
 }
@@ -84,14 +85,14 @@ struct Window {
     sound: bool,
 }
 
-/// The last thing the engine said of its own counters, and where this router was then.
+/// When the engine was last read, and where this router was then.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
     at: Time,
+    mark: Mark,
     /// Prompt tokens waiting beyond those that this router sent.
     beyond: f64,
-    prefill: Option<(Totals, Prefill)>,
-    decode: Option<(Totals, Mark)>,
+    counters: Told,
 }
 
 /// Prompts that were computed, and how long that took.
@@ -154,6 +155,8 @@ impl Desk {
             reported: Reported::default(),
             prefill_bias: Average::starting_at(1.0),
             decode_bias: Average::starting_at(1.0),
+            own_prefills: 0,
+            own_decodes: 0,
             errors: [Average::starting_at(0.0); 2],
         }
     }
@@ -214,6 +217,7 @@ impl Desk {
         self.window.sound &= silent_until.is_none();
         self.waiting.add(work);
         self.prompts += 1;
+        self.reported.counters.shared |= self.queue.len() > 1;
     }
 
     fn open_window(&mut self) {
@@ -345,42 +349,22 @@ impl Desk {
         now: Time,
     ) -> (Option<PrefillSample>, Option<DecodeSample>) {
         self.pass(now);
-        if let Some(tokens) = reading.waiting_prefill_tokens {
-            self.reported.at = now;
-            self.reported.beyond = (tokens as f64 - self.waiting.tokens).max(0.0);
-        }
-        let prefill = reading.prefill.and_then(|totals| {
-            let before = self.reported.prefill.replace((totals, self.done));
-            let (before, done) = before?;
-            let (tokens, seconds) = totals.since(&before)?;
-            let mut work = self.done;
-            work.take(done);
-            let same = SAME_WORK.contains(&(work.tokens / tokens));
-            let beside = Batch::default();
-            same.then_some(PrefillSample { seconds, work, beside, mid_step: false })
-        });
-        let decode = reading.decode.and_then(|totals| {
-            let before = self.reported.decode.replace((totals, self.mark(0)));
-            let (before, mark) = before?;
-            let (tokens, seconds) = totals.since(&before)?;
-            let batch = self.average_since(mark.at, mark.past);
-            let calm = self.is_calm_since(&mark) && batch.sequences >= 1.0;
-            calm.then_some(DecodeSample { seconds: seconds / tokens, batch })
-        });
-        (prefill, decode)
+        let Reported { at, mark, .. } = self.reported;
+        let seen = Seen {
+            elapsed: self.past.until.since(at),
+            done: self.done,
+            streamed: self.average_since(mark.at, mark.past),
+            calm: self.is_calm_since(&mark),
+            queued: self.queue.len(),
+        };
+        let beyond = |tokens: u64| (tokens as f64 - self.waiting.tokens).max(0.0);
+        self.reported.beyond = reading.waiting_prefill_tokens.map_or(0.0, beyond);
+        (self.reported.at, self.reported.mark) = (self.past.until, self.mark(0));
+        self.reported.counters.next(reading, &seen)
     }
 
     /// Prompts in the queue.
     pub(crate) fn queued(&self) -> usize {
         self.queue.len()
-    }
-}
-
-impl Totals {
-    /// Tokens and seconds since `before`; `None` if nothing was done, or the engine began anew.
-    fn since(&self, before: &Totals) -> Option<(f64, f64)> {
-        let tokens = self.tokens.checked_sub(before.tokens)? as f64;
-        let seconds = self.seconds - before.seconds;
-        (tokens > 0.0 && seconds > 0.0 && seconds.is_finite()).then_some((tokens, seconds))
     }
 }

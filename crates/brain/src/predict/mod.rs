@@ -9,6 +9,7 @@ mod learned;
 mod physics;
 mod running;
 mod status;
+mod told;
 
 pub use learned::{Learned, NotRestored};
 pub use status::{Calibration, Constant, PathError, WorkerCalibration};
@@ -251,12 +252,15 @@ impl Predictor {
     pub(crate) fn read(&mut self, slot: Slot, reading: &Reading, now: Time) {
         let Some(Some(desk)) = self.desks.get_mut(slot.index()) else { return };
         let (prefill, decode) = desk.read(reading, now);
-        let pool = *self.knowledge.of(desk.role);
+        let pool = self.knowledge.of(desk.role);
+        // Where decoding goes on beside, an engine does not say what a prompt alone took.
         if let Some(sample) = prefill.filter(|_| desk.role == Role::Prefill) {
-            learn_bias(&mut desk.prefill_bias, sample.seconds / sample.work.seconds(&pool));
+            let ratio = sample.seconds / sample.work.seconds(pool);
+            desk.own_prefills += u64::from(correct(&mut desk.prefill_bias, ratio));
         }
         if let Some(sample) = decode {
-            learn_bias(&mut desk.decode_bias, sample.seconds / sample.batch.step(&pool));
+            let ratio = sample.seconds / sample.batch.step(pool);
+            desk.own_decodes += u64::from(correct(&mut desk.decode_bias, ratio));
         }
     }
 
@@ -294,6 +298,16 @@ impl Predictor {
     pub(crate) fn restore(&mut self, learned: &Learned) -> Result<(), NotRestored> {
         self.knowledge.restore(learned)
     }
+}
+
+/// By its engine's own counters a worker took `ratio` times what its pool would have; whether that is
+/// believed. What is beyond all bounds is no slow worker but a broken counter.
+fn correct(bias: &mut filter::Average, ratio: f64) -> bool {
+    let believed = (BIAS_LOWEST..=BIAS_HIGHEST).contains(&ratio);
+    if believed {
+        bias.learn(ratio, BIAS_WEIGHT);
+    }
+    believed
 }
 
 /// A worker took `ratio` times what its pool would have.

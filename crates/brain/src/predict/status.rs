@@ -51,10 +51,14 @@ pub struct WorkerCalibration {
     pub prefill_bias: f64,
     /// Measurements of that.
     pub prefill_samples: u64,
+    /// How many of them its engine made.
+    pub prefill_samples_of_engine: u64,
     /// Time of a decode step, as a multiple of what its pool takes.
     pub decode_bias: f64,
     /// Measurements of that.
     pub decode_samples: u64,
+    /// How many of them its engine made.
+    pub decode_samples_of_engine: u64,
     /// Prompts that it is taken to have and not to have computed.
     pub queued_prompts: usize,
     /// Seconds until these are computed.
@@ -127,8 +131,10 @@ impl Predictor {
                 slot,
                 prefill_bias: desk.prefill_bias.value,
                 prefill_samples: desk.prefill_bias.samples,
+                prefill_samples_of_engine: desk.own_prefills,
                 decode_bias: desk.decode_bias.value,
                 decode_samples: desk.decode_bias.samples,
+                decode_samples_of_engine: desk.own_decodes,
                 queued_prompts: desk.queued(),
                 queue_seconds: desk.wait(&self.constants(desk), now),
                 running: desk.running.len(),

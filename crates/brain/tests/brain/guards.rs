@@ -2,7 +2,7 @@
 
 use pointsman_brain::{
     Ask, Brain, Budget, Decision, Factor, Flag, Guard, GuardSettings, KvGuard, Path, Reading, Rule,
-    Settings, Share, Signal, Slot, WorkerSpec,
+    Settings, Share, Signal, Slot, Time, WorkerSpec,
 };
 
 use crate::fleets::*;
@@ -142,6 +142,21 @@ fn what_the_engine_says_of_its_capacity_is_stronger_than_the_configuration() {
     let mut brain = brain(kv_only(0.9), &[prefill(), capacity(1000)]);
     brain.reading(D, Reading { capacity_blocks: Some(100), ..Reading::default() }, NOW);
     assert_eq!(decided(&mut brain, 91 * 16, &[]).why.as_str(), "guard_decode_kv");
+}
+
+#[test]
+fn what_the_engine_says_of_its_use_counts_for_a_while() {
+    let mut brain = brain(kv_only(0.9), &[prefill(), capacity(1000)]);
+    report(&mut brain, 1.0);
+    let until = NOW.after(brain.settings().reading_max_age);
+    let tries = fresh();
+    let ask = Ask::new(1600, &[], &tries);
+    let reason = |brain: &Brain, now| brain.explain(&ask, now).unwrap().reason;
+    assert_eq!(reason(&brain, until), "guard_decode_kv");
+    assert_eq!(reason(&brain, Time(until.0 + 1)), "always_local");
+    // What it has does not age.
+    brain.reading(D, Reading { capacity_blocks: Some(99), ..Reading::default() }, NOW);
+    assert_eq!(reason(&brain, Time(until.0 + 1)), "guard_decode_kv");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pointsman_brain::{
-    Ask, Bounds, Brain, Decision, End, Path, Policy, Predicted, Profile, Reading, Role, Rule,
-    Score, Settings, Share, ShortPrompt, Slo, Slot, Time, Totals, WorkerSpec,
+    Ask, Bounds, Brain, Decision, DecodeTotals, End, Path, Policy, Predicted, PrefillTotals,
+    Profile, Reading, Role, Rule, Score, Settings, Share, ShortPrompt, Slo, Slot, Time, WorkerSpec,
 };
 
 use crate::fleets::*;
@@ -381,8 +381,8 @@ fn a_slow_worker_is_told_from_its_pool() {
 #[test]
 fn an_engines_own_counters_correct_a_worker_and_nonsense_does_not() {
     let counters = |seconds: f64, tokens| Reading {
-        decode: Some(Totals { tokens, seconds }),
-        prefill: Some(Totals { tokens, seconds }),
+        decode: Some(DecodeTotals { steps: tokens, tokens, seconds, prompt_tokens: None }),
+        prefill: Some(PrefillTotals { tokens, seconds, per_prompt: false }),
         waiting_prefill_tokens: Some(tokens),
         ..Reading::default()
     };
@@ -406,6 +406,37 @@ fn an_engines_own_counters_correct_a_worker_and_nonsense_does_not() {
     let queue = brain.calibration(at(3.0)).workers[0].queue_seconds;
     assert!((queue - 0.445).abs() < 1e-9, "{queue}");
     assert_eq!(brain.calibration(at(4.0)).workers[0].queue_seconds, 0.0, "worked off meanwhile");
+}
+
+#[test]
+fn a_worker_is_corrected_by_its_engines_counters_until_they_are_those_of_another_engine() {
+    let mut brain = brain(predicted(), &[prefill(), decode(), decode()]);
+    let profile = Profile::default();
+    // Ten sequences of 1000 tokens, on one worker half as fast as its pool.
+    let step = 1.5 * (profile.c0 + profile.c1 * 10.0 + profile.c2 * 10_000.0);
+    let told = |second: u64| {
+        let steps = second * (0.9 / step) as u64;
+        let seconds = steps as f64 * 10.0 * step;
+        let prompt_tokens = Some(77);
+        Reading {
+            decode: Some(DecodeTotals { steps, tokens: steps * 10, seconds, prompt_tokens }),
+            context_tokens: Some(10_000),
+            ..Reading::default()
+        }
+    };
+    for second in 1..=60 {
+        brain.reading(Slot(1), told(second), Time::from_secs(second));
+    }
+    let workers = brain.calibration(at(60.0)).workers;
+    let [slow, other] = [&workers[1], &workers[2]];
+    assert!((slow.decode_bias - 1.5).abs() < 0.05, "{slow:?}");
+    assert_eq!((slow.decode_samples, slow.decode_samples_of_engine), (59, 59));
+    assert_eq!((other.decode_bias, other.decode_samples_of_engine), (1.0, 0));
+    // The engine begins anew, and then its counters jump.
+    for (second, of) in [(61, 1), (62, 3000)] {
+        brain.reading(Slot(1), told(of), Time::from_secs(second));
+    }
+    assert_eq!(brain.calibration(at(62.0)).workers[1], *slow);
 }
 
 #[test]

@@ -79,8 +79,8 @@ section! {
         calibration: Calibration = Calibration::default();
         /// Tokenising.
         tokens: Tokens = Tokens::default();
-        /// Whether replies say which way they went: `x-pointsman-path`, `x-pointsman-reason` and
-        /// `x-pointsman-worker`.
+        /// Whether replies say which way they went, `x-pointsman-path`, `x-pointsman-reason` and
+        /// `x-pointsman-worker`, and what TTFT was predicted, `x-pointsman-predicted-ttft-ms`.
         response_headers: bool = true;
         /// Changes at run time.
         admin: Admin = Admin::default();
@@ -182,7 +182,8 @@ section! {
 section! {
     /// Readings of the workers' load.
     Metrics {
-        /// Pause between two readings of a worker's `/metrics`.
+        /// Pause between two readings of a worker's `/metrics`. After five that failed, what was last
+        /// read of its load does not count.
         scrape_interval: OffOr<Span> = OffOr::On(Span::secs(1)), min "100ms", max "1h";
     }
 }
