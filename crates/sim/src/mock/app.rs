@@ -147,6 +147,13 @@ impl App {
         self.ranks.iter().for_each(|rank| rank.fail_all());
     }
 
+    /// Blocks that came from another engine.
+    pub(super) fn received(&self, rank: usize, names: &[u64]) {
+        if let Some(publisher) = self.publishers.get(rank) {
+            publisher.received(names);
+        }
+    }
+
     pub(super) fn poison(&self, names: &[u64]) {
         self.lock_poisoned().extend(names);
     }

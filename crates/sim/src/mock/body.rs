@@ -12,6 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 
+use super::config::Dialect;
 use super::connection::Hangup;
 use super::errors::Failure;
 use super::faults::Cut;
@@ -70,8 +71,8 @@ pub(super) fn json(status: u16, body: impl Into<Bytes>) -> Reply {
     whole(status, "application/json", body)
 }
 
-pub(super) fn failure(failure: &Failure) -> Reply {
-    json(failure.status, failure.body())
+pub(super) fn failure(dialect: Dialect, failure: &Failure) -> Reply {
+    json(failure.status, failure.body(dialect))
 }
 
 /// A stream of server-sent events.

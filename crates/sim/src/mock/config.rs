@@ -22,6 +22,19 @@ pub enum Role {
     Unified,
 }
 
+/// Whose wire an engine speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dialect {
+    /// vLLM with NixlConnector.
+    #[default]
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM.
+    Trtllm,
+}
+
 /// What a decode engine does when the KV of its prefill cannot be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -121,10 +134,16 @@ impl Default for KvEvents {
 pub struct EngineConfig {
     /// What it is for.
     pub role: Role,
+    /// Whose wire it speaks.
+    pub dialect: Dialect,
     /// Address that all sockets bind.
     pub host: IpAddr,
     /// Port of the API, 0 for any free one.
     pub port: u16,
+    /// SGLang: where decode engines meet it, 0 for any free port.
+    pub bootstrap_port: u16,
+    /// SGLang: a decode engine computes prompts itself when asked to.
+    pub conditional_agg: bool,
     /// Name under which the model is served.
     pub model: String,
     /// LoRA adapters served beside it.
@@ -145,7 +164,8 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     /// Longest prompt and output together.
     pub max_model_len: u32,
-    /// How long a prefilled prompt stays pinned for its decode engine.
+    /// How long a prefilled prompt stays pinned for its decode engine; of SGLang how long either waits
+    /// for the other.
     pub lease: Duration,
     /// What happens when pulled KV cannot be had.
     pub load_failure: LoadFailure,
@@ -177,6 +197,9 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             role: Role::Unified,
+            dialect: Dialect::Vllm,
+            bootstrap_port: 0,
+            conditional_agg: false,
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 0,
             model: "mock".to_owned(),

@@ -16,7 +16,9 @@ pub(super) fn set_faults(app: &App, bytes: &Bytes) -> Reply {
             app.set_faults(faults);
             get_faults(app)
         }
-        Err(error) => body::failure(&Failure::bad(None, format!("faults: {error}"))),
+        Err(error) => {
+            body::failure(app.config.dialect, &Failure::bad(None, format!("faults: {error}")))
+        }
     }
 }
 

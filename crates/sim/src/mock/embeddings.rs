@@ -24,12 +24,12 @@ pub(super) async fn answer(
 ) -> Reply {
     app.ledger.request(Leg::Local, "/v1/embeddings", headers, bytes);
     let fault = app.fault_for(Leg::Local);
-    if let Some(reply) = before_headers(fault.as_ref(), hangup).await {
+    if let Some(reply) = before_headers(app, fault.as_ref(), hangup).await {
         return reply;
     }
     let reply = match embed(app, bytes) {
         Ok(answer) => body::json(200, answer.to_string()),
-        Err(failure) => body::failure(&failure),
+        Err(failure) => body::failure(app.config.dialect, &failure),
     };
     match fault {
         Some(Action::CloseAfterReply) => reply.map(|body| body.then_close(hangup)),

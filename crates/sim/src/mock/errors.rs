@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use super::config::Dialect;
 
 /// A refused request.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +82,15 @@ impl Failure {
         }
     }
 
+    /// 500 of an SGLang request whose legs did not meet, or whose KV did not arrive.
+    pub(super) fn bootstrap(leg: &str) -> Failure {
+        let message = format!(
+            "{leg} handshake failed for request rank=0 with exception KVTransferError: \
+             Lost connection with the other instance"
+        );
+        Failure::of(500, "INTERNAL_SERVER_ERROR", &message)
+    }
+
     /// 500 of a request whose KV could not be loaded.
     pub(super) fn internal() -> Failure {
         Failure::of(500, "InternalServerError", "Internal server error")
@@ -115,7 +126,11 @@ impl Failure {
         Failure { status, kind, message: message.to_owned(), param: None }
     }
 
-    pub(super) fn body(&self) -> Bytes {
+    /// The body as an engine sends it.
+    pub(super) fn body(&self, dialect: Dialect) -> Bytes {
+        if dialect != Dialect::Vllm {
+            return self.flat().to_string().into();
+        }
         let error = Inner {
             message: &self.message,
             kind: self.kind,
@@ -125,8 +140,19 @@ impl Failure {
         serde_json::to_vec(&Body { error }).unwrap_or_default().into()
     }
 
+    /// SGLang and TensorRT-LLM have no key around it.
+    fn flat(&self) -> Value {
+        json!({
+            "object": "error", "message": self.message, "type": self.kind, "param": null,
+            "code": self.status,
+        })
+    }
+
     /// The same inside a stream; the engine's own serialiser puts a space after each colon there.
-    pub(super) fn event(&self) -> Bytes {
+    pub(super) fn event(&self, dialect: Dialect) -> Bytes {
+        if dialect != Dialect::Vllm {
+            return format!("data: {}\n\n", json!({"error": self.flat()})).into();
+        }
         let text = |value: Value| value.to_string();
         let param = text(self.param.clone().map_or(Value::Null, Value::String));
         format!(

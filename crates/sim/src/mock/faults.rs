@@ -13,9 +13,9 @@ pub enum Leg {
     /// Every inference request.
     #[default]
     Any,
-    /// Those with `do_remote_decode`.
+    /// Those whose KV is for another engine: with `do_remote_decode`, or the like.
     Prefill,
-    /// Those with `do_remote_prefill`.
+    /// Those whose KV comes from another engine: with `do_remote_prefill`, or the like.
     Decode,
     /// Those with neither.
     Local,
@@ -75,6 +75,10 @@ pub enum Action {
     ExpiredKv,
     /// The connection is closed right after the reply although it promised keep-alive.
     CloseAfterReply,
+    /// SGLang: the engine waits in another room than the request says.
+    OtherRoom,
+    /// The first token ends the answer.
+    EosAtOnce,
 }
 
 /// One rule.

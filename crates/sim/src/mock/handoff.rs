@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
+use tokio::sync::Notify;
+
 use super::rank::Rank;
 use crate::engine::JobId;
 
@@ -17,6 +19,8 @@ const REMEMBERED: usize = 65_536;
 pub(super) enum Wish {
     /// Is about to pull; the pin stays while the connection does.
     Claim { engine: String, request: String, tokens: u32, digest: u64 },
+    /// Waits until the other leg of its request has come here, and then claims it.
+    Meet { request: String, tokens: u32, digest: u64 },
     /// Has pulled, or never will.
     Done { request: String },
 }
@@ -67,11 +71,14 @@ pub(super) struct Registry {
     pub(super) engine_id: String,
     ranks: OnceLock<Vec<Weak<Rank>>>,
     inner: Mutex<Inner>,
+    /// Told of every change of an entry.
+    changed: Notify,
 }
 
 impl Registry {
     pub(super) fn new(engine_id: String) -> Registry {
-        Registry { engine_id, ranks: OnceLock::new(), inner: Mutex::default() }
+        let (ranks, inner, changed) = Default::default();
+        Registry { engine_id, ranks, inner, changed }
     }
 
     /// Tells the ranks, once, after they were made.
@@ -92,6 +99,33 @@ impl Registry {
         inner.by_job.insert(job, request.clone());
         inner.order.push_back(request.clone());
         inner.entries.insert(request, Entry { rank, job, tokens, digest, state: State::Pinned });
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until a prompt of this name is here, and claims it.
+    pub(super) async fn meet(&self, request: &str, tokens: u32, digest: u64) -> Verdict {
+        self.wait(|inner| inner.entries.contains_key(request)).await;
+        self.claim(&self.engine_id, request, tokens, digest)
+    }
+
+    /// Waits until a prompt is no longer kept for anybody; whether it was pulled.
+    pub(super) async fn handed_over(&self, request: &str) -> bool {
+        let state = |inner: &Inner| inner.entries.get(request).map(|entry| entry.state);
+        let over = |inner: &Inner| !matches!(state(inner), Some(State::Pinned | State::Claimed));
+        self.wait(over).await;
+        state(&self.lock()) == Some(State::Used)
+    }
+
+    async fn wait(&self, until: impl Fn(&Inner) -> bool) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if until(&self.lock()) {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Notes that the lease of a pin has passed.
@@ -101,6 +135,8 @@ impl Registry {
         if let Some(entry) = inner.entries.get_mut(&request) {
             entry.state = State::Expired;
         }
+        drop(inner);
+        self.changed.notify_waiters();
     }
 
     /// Ends a lease at once.
@@ -108,6 +144,14 @@ impl Registry {
         self.expired(job);
         let rank = self.lock().find(job).map(|entry| entry.rank);
         self.rank(rank, |rank| rank.unpin(job));
+    }
+
+    /// Ends a lease at once, if nobody has claimed it.
+    pub(super) fn give_up(&self, job: JobId) {
+        let waits = self.lock().find(job).is_some_and(|entry| entry.state == State::Pinned);
+        if waits {
+            self.expire_now(job);
+        }
     }
 
     /// Answers a claim and keeps the pin from expiring.
@@ -160,6 +204,7 @@ impl Registry {
             entry.state = State::Used;
             (entry.rank, entry.job)
         };
+        self.changed.notify_waiters();
         self.rank(Some(found.0), |rank| rank.unpin(found.1));
     }
 

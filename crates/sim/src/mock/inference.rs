@@ -8,6 +8,7 @@ use http::HeaderMap;
 
 use super::app::App;
 use super::body::{self, Reply};
+use super::config::Dialect;
 use super::connection::Hangup;
 use super::errors::Failure;
 use super::faults::{Action, Cut, Leg};
@@ -15,8 +16,8 @@ use super::plan::{Plan, leg_of, plan, remote_of};
 use super::reply;
 use super::request::{Api, Request, parse};
 use super::run::Run;
-use super::side;
 use super::stream::Events;
+use super::{sglang, side};
 
 pub(super) async fn answer(
     app: Arc<App>,
@@ -28,17 +29,21 @@ pub(super) async fn answer(
     let path = match api {
         Api::Chat => "/v1/chat/completions",
         Api::Completions => "/v1/completions",
+        Api::Generate => "/generate",
     };
-    let parsed = parse(api, &bytes);
+    let parsed = parse(app.config.dialect, api, &bytes);
     let leg = parsed.as_ref().map_or(Leg::Local, |request| leg_of(&app, request));
     app.ledger.request(leg, path, headers, &bytes);
     let fault = app.fault_for(leg);
-    if let Some(reply) = before_headers(fault.as_ref(), &hangup).await {
+    if let Some(reply) = before_headers(&app, fault.as_ref(), &hangup).await {
         return reply;
     }
     let reply = match parsed.and_then(|request| planned(&app, request, headers)) {
-        Ok(plan) => run(app, plan, fault.as_ref(), &hangup).await,
-        Err(failure) => body::failure(&failure),
+        Ok(mut plan) => {
+            change(&mut plan, &app, fault.as_ref());
+            run(app, plan, fault.as_ref(), &hangup).await
+        }
+        Err(failure) => body::failure(app.config.dialect, &failure),
     };
     match fault {
         Some(Action::CloseAfterReply) => reply.map(|body| body.then_close(&hangup)),
@@ -47,7 +52,11 @@ pub(super) async fn answer(
 }
 
 /// Does what a fault does before any header is sent.
-pub(super) async fn before_headers(fault: Option<&Action>, hangup: &Hangup) -> Option<Reply> {
+pub(super) async fn before_headers(
+    app: &App,
+    fault: Option<&Action>,
+    hangup: &Hangup,
+) -> Option<Reply> {
     match fault? {
         Action::Refuse => hangup.cut(Cut::Rst),
         Action::CutBeforeHeaders { cut } => hangup.cut(*cut),
@@ -56,11 +65,26 @@ pub(super) async fn before_headers(fault: Option<&Action>, hangup: &Hangup) -> O
             return Some(body::json(*status, text.clone()));
         }
         Action::Status { status, body: None } => {
-            return Some(body::failure(&Failure::injected(*status)));
+            return Some(body::failure(app.config.dialect, &Failure::injected(*status)));
         }
         _ => return None,
     }
     std::future::pending().await
+}
+
+/// Does what a fault does to the plan.
+fn change(plan: &mut Plan, app: &App, fault: Option<&Action>) {
+    match fault {
+        Some(Action::EosAtOnce) => {
+            plan.sequences.iter_mut().for_each(|sequence| sequence.end_at_once(&app.words));
+        }
+        Some(Action::OtherRoom) => {
+            if let Some(bootstrap) = &mut plan.request.kv.bootstrap {
+                bootstrap.room ^= 1;
+            }
+        }
+        _ => {}
+    }
 }
 
 fn planned(app: &App, request: Request, headers: &HeaderMap) -> Result<Plan, Failure> {
@@ -69,17 +93,25 @@ fn planned(app: &App, request: Request, headers: &HeaderMap) -> Result<Plan, Fai
     }
     let remote = (leg_of(app, &request) == Leg::Decode).then(|| remote_of(&request)).flatten();
     let request_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
-    let planned = rank_of(app, headers).and_then(|rank| plan(app, request, rank, request_id));
-    if let (Err(_), Some(remote)) = (&planned, remote) {
+    let asked = match app.config.dialect {
+        Dialect::Sglang => sglang::rank_asked(&request),
+        Dialect::Vllm | Dialect::Trtllm => {
+            let asked = headers.get("x-data-parallel-rank");
+            asked.and_then(|rank| rank.to_str().ok()).map(str::to_owned)
+        }
+    };
+    let rank = rank_of(app, asked.as_deref());
+    let planned = rank.and_then(|rank| plan(app, request, rank, request_id));
+    let frees = app.config.dialect == Dialect::Vllm;
+    if let (Err(_), Some(remote), true) = (&planned, remote, frees) {
         // A refused decode leg frees what its prefill pinned.
         side::release(remote, &app.tasks, &app.stop);
     }
     planned
 }
 
-/// The rank that `X-data-parallel-rank` names, else the one with the least to do.
-fn rank_of(app: &App, headers: &HeaderMap) -> Result<usize, Failure> {
-    let asked = headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok());
+/// The rank that is asked for, else the one with the least to do.
+fn rank_of(app: &App, asked: Option<&str>) -> Result<usize, Failure> {
     let count = app.ranks.len();
     if let Some(asked) = asked {
         let rank = asked.trim().parse::<usize>().ok().filter(|&rank| rank < count);
@@ -108,7 +140,7 @@ async fn run(app: Arc<App>, plan: Plan, fault: Option<&Action>, hangup: &Arc<Han
         return body::unfinished("application/json", Bytes::new(), None);
     }
     if let Err(failure) = to_the_end(&mut run).await {
-        return body::failure(&failure);
+        return body::failure(app.config.dialect, &failure);
     }
     if matches!(fault, Some(Action::NoParams)) {
         run.plan.sequences.iter_mut().for_each(|sequence| sequence.pinned = None);

@@ -1,4 +1,4 @@
-//! A mock engine: an HTTP server of the vLLM dialect with KV-event sockets over the engine model.
+//! A mock engine: an HTTP server of one engine's dialect, with its KV events, over the engine model.
 //!
 //! As strict as the real engine where the real one is silently wrong: what a router may not do is
 //! recorded as a violation (`GET /mock/stats`). It runs on the caller's tokio runtime.
@@ -17,6 +17,7 @@ mod inference;
 mod ledger;
 mod metrics;
 mod plan;
+mod polled;
 mod prompt;
 mod publisher;
 mod rank;
@@ -24,15 +25,18 @@ mod reply;
 mod request;
 mod routes;
 mod run;
+mod sglang;
 mod shape;
 mod side;
 mod sockets;
 mod start;
 mod stream;
 mod text;
+mod trtllm;
 
 pub use config::{
-    EngineConfig, EventEncoding, HashForm, KvEvents, KvSocket, LoadFailure, OnViolation, Role,
+    Dialect, EngineConfig, EventEncoding, HashForm, KvEvents, KvSocket, LoadFailure, OnViolation,
+    Role,
 };
 pub use faults::{Action, Cut, EventFaults, Fault, Faults, Leg, Lies};
 
@@ -132,6 +136,12 @@ impl MockEngine {
     /// Replaces all faults, as `POST /mock/faults` does.
     pub fn set_faults(&self, faults: Faults) {
         self.app.set_faults(faults);
+    }
+
+    /// Port where decode engines meet it (SGLang), or of its KV side channel.
+    #[must_use]
+    pub fn bootstrap_port(&self) -> u16 {
+        self.app.side_port
     }
 
     /// What `GET /mock/stats` answers.

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::app::{App, now};
+use super::config::Dialect;
 use super::errors::Failure;
 use super::faults::Leg;
 use super::prompt::{prompts, wanted_call};
-use super::request::{Api, Request};
+use super::request::{Api, Bootstrap, Request};
+use super::sglang;
 use super::side::Remote;
-use super::text::{Answer, Ask, Ending, answer};
+use super::text::{Answer, Ask, Ending, Words, answer};
 use crate::content::{content, digest};
 use crate::engine::{Job, JobId, Kind, LinkId};
 
@@ -23,8 +25,27 @@ pub(super) struct Sequence {
     pub(super) cached_tokens: u32,
     /// Tokens that have come out.
     pub(super) done: usize,
+    /// More follow on a decode engine.
+    pub(super) goes_on: bool,
     /// After a hand-off: the name under which its KV is pinned, and the blocks.
     pub(super) pinned: Option<(String, Box<[u32]>)>,
+}
+
+impl Sequence {
+    /// Its first token ends it.
+    pub(super) fn end_at_once(&mut self, words: &Words) {
+        self.answer.end_at_once(words);
+        self.goes_on = false;
+    }
+
+    /// What a prefill engine makes of an answer that goes on elsewhere.
+    fn keep_first_token(&mut self) {
+        if self.answer.pieces.len() > 1 {
+            self.answer.pieces.truncate(1);
+            self.answer.ending = Ending::Length;
+            self.goes_on = true;
+        }
+    }
 }
 
 /// A request as the engine will run it.
@@ -45,6 +66,9 @@ pub(super) struct Plan {
 
 /// Which leg a request is, for an engine with a KV connector.
 pub(super) fn leg_of(app: &App, request: &Request) -> Leg {
+    if app.config.dialect == Dialect::Sglang {
+        return sglang::leg_of(app, request);
+    }
     match (&request.kv, app.has_connector()) {
         (kv, true) if kv.do_remote_prefill => Leg::Decode,
         (kv, true) if kv.do_remote_decode => Leg::Prefill,
@@ -55,6 +79,10 @@ pub(super) fn leg_of(app: &App, request: &Request) -> Leg {
 /// Where the request's params say that its KV is, if they say enough.
 pub(super) fn remote_of(request: &Request) -> Option<Remote> {
     let kv = &request.kv;
+    if let Some(Bootstrap { host, port, room }) = &kv.bootstrap {
+        let (host, engine) = (host.clone(), String::new());
+        return Some(Remote { host, port: *port, engine, request: room.to_string() });
+    }
     Some(Remote {
         host: kv.remote_host.clone()?,
         port: kv.remote_port?,
@@ -70,17 +98,24 @@ pub(super) fn plan(
     rank: usize,
     request_id: Option<&str>,
 ) -> Result<Plan, Failure> {
+    if app.config.dialect == Dialect::Sglang {
+        sglang::refuse(app, &request)?;
+    }
     let (model, lora) = model_of(app, request.model.as_deref())?;
     let prompts = prompts(&request, &app.model, app.config.max_model_len)?;
     let prompts: Vec<Arc<[u32]>> = prompts.into_iter().map(Arc::from).collect();
-    let sequences = sequences(app, &request, &prompts);
-    let prefix = match request.api {
-        Api::Chat => "chatcmpl",
-        Api::Completions => "cmpl",
-    };
+    let mut sequences = sequences(app, &request, &prompts);
+    if app.config.dialect != Dialect::Vllm && leg_of(app, &request) == Leg::Prefill {
+        sequences.iter_mut().for_each(Sequence::keep_first_token);
+    }
     let id = request_id.map_or_else(|| app.fresh_hex(), str::to_owned);
+    let id = match (app.config.dialect, request.api) {
+        (Dialect::Sglang, _) | (_, Api::Generate) => app.fresh_hex().repeat(2),
+        (_, Api::Chat) => format!("chatcmpl-{id}"),
+        (_, Api::Completions) => format!("cmpl-{id}"),
+    };
     Ok(Plan {
-        id: format!("{prefix}-{id}"),
+        id,
         created: now(),
         model,
         lora,
@@ -102,6 +137,8 @@ fn model_of(app: &App, asked: Option<&str>) -> Result<(String, Option<String>), 
         Some(name) if app.config.adapters.iter().any(|adapter| adapter == name) => {
             Ok((name.to_owned(), Some(name.to_owned())))
         }
+        // Whatever is asked for is what they serve.
+        Some(name) if app.config.dialect != Dialect::Vllm => Ok((name.to_owned(), None)),
         Some(name) => Err(Failure::no_such_model(name, base)),
     }
 }
@@ -109,7 +146,7 @@ fn model_of(app: &App, asked: Option<&str>) -> Result<(String, Option<String>), 
 fn sequences(app: &App, request: &Request, prompts: &[Arc<[u32]>]) -> Vec<Sequence> {
     let call = match request.api {
         Api::Chat => wanted_call(&request.members),
-        Api::Completions => None,
+        Api::Completions | Api::Generate => None,
     };
     let choices = prompts
         .iter()
@@ -121,6 +158,7 @@ fn sequences(app: &App, request: &Request, prompts: &[Arc<[u32]>]) -> Vec<Sequen
             answer: answer_of(app, request, ids, choice, call.as_ref()),
             cached_tokens: 0,
             done: 0,
+            goes_on: false,
             pinned: None,
         })
         .collect()
@@ -162,8 +200,9 @@ impl Plan {
         let (size, seed) = (app.config.block_size, app.config.hash_seed);
         let salt = self.request.cache_salt.as_deref();
         let content = content(tokens, size, seed, self.lora.as_deref(), salt);
-        // Only a prompt whose one token was cut by the limit is handed off.
-        let hands_off = sequence.answer.ending == Ending::Length;
+        // Only a prompt whose one token was cut by the limit is handed off; of SGLang every one.
+        let hands_off =
+            sequence.answer.ending == Ending::Length || app.config.dialect == Dialect::Sglang;
         let kind = match leg {
             Leg::Prefill if hands_off => Kind::HandOff,
             Leg::Decode => Kind::Pull(self.link()),
@@ -191,13 +230,16 @@ impl Plan {
 
     /// The name under which a sequence's KV is pinned.
     pub(super) fn pin_name(&self, sequence: usize, job: JobId) -> String {
+        if let Some(Bootstrap { room, .. }) = &self.request.kv.bootstrap {
+            return room.to_string();
+        }
         let n = self.request.n as usize;
         let (prompt, choice) = (sequence / n, sequence % n);
         let parent = if n > 1 { format!("{choice}_") } else { String::new() };
         let tail = format!("{:08x}", crate::rng::mix(job.0) as u32);
         match self.request.api {
             Api::Chat => format!("{parent}{}-{tail}", self.id),
-            Api::Completions => format!("{parent}{}-{prompt}-{tail}", self.id),
+            Api::Completions | Api::Generate => format!("{parent}{}-{prompt}-{tail}", self.id),
         }
     }
 }

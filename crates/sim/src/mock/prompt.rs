@@ -19,7 +19,12 @@ pub(super) fn prompts(
     let prompts = match (request.api, &request.kv.prompt_token_ids) {
         (Api::Chat, Some(ids)) => vec![ids.clone()],
         (Api::Chat, None) => vec![chat(&request.members, model)?],
-        (Api::Completions, _) => completion_prompts(&request.members, model)?,
+        (Api::Completions, _) => completion_prompts(&request.members, "prompt", model)?,
+        (Api::Generate, _) => {
+            let ids = request.members.raw("input_ids").is_some();
+            let name = if ids { "input_ids" } else { "text" };
+            completion_prompts(&request.members, name, model)?
+        }
     };
     if let Some(limit) = request.max_tokens.filter(|&limit| limit > max_model_len) {
         let message = format!(
@@ -59,7 +64,11 @@ fn empty_prompt() -> Failure {
     Failure::bad(Some("prompt"), message)
 }
 
-fn completion_prompts(members: &Members, model: &Model) -> Result<Vec<Vec<u32>>, Failure> {
+fn completion_prompts(
+    members: &Members,
+    name: &str,
+    model: &Model,
+) -> Result<Vec<Vec<u32>>, Failure> {
     let add_special = members.get("add_special_tokens").as_ref().and_then(Value::as_bool);
     let encode = |text: &str| -> Result<Vec<u32>, Failure> {
         if text.is_empty() {
@@ -68,7 +77,7 @@ fn completion_prompts(members: &Members, model: &Model) -> Result<Vec<Vec<u32>>,
         let encoded = model.encode_prompt(text, add_special);
         encoded.map(|encoded| encoded.ids.to_vec()).map_err(|e| Failure::bad(None, e.to_string()))
     };
-    match members.get("prompt") {
+    match members.get(name) {
         Some(Value::String(text)) => Ok(vec![encode(&text)?]),
         Some(Value::Array(items)) if !items.is_empty() => {
             if let Some(ids) = token_ids(&Value::Array(items.clone())) {

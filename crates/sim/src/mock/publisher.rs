@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::config::{EventEncoding, HashForm, KvEvents};
 use super::faults::EventFaults;
+use super::polled::Polled;
 use crate::content::long_name;
 use crate::engine::Event;
 use crate::rng::Rng;
@@ -55,6 +56,8 @@ pub(super) struct Publisher {
     topic: Bytes,
     inner: Mutex<Inner>,
     rng: Mutex<Rng>,
+    /// Where events are asked for instead.
+    polled: Option<Mutex<Polled>>,
 }
 
 impl Publisher {
@@ -65,7 +68,31 @@ impl Publisher {
             block_size,
             inner: Mutex::default(),
             rng: Mutex::new(Rng::new(seed)),
+            polled: None,
         }
+    }
+
+    /// One whose events are asked for.
+    pub(super) fn polled(self, capacity_blocks: u32) -> Publisher {
+        let polled = Polled::new(capacity_blocks, self.settings.buffer_steps);
+        Publisher { polled: Some(Mutex::new(polled)), ..self }
+    }
+
+    /// The events since this was last asked for; none where they are published.
+    pub(super) fn drain(&self) -> Option<serde_json::Value> {
+        self.lock_polled().map(|mut polled| polled.drain())
+    }
+
+    /// Blocks that came from another engine.
+    pub(super) fn received(&self, names: &[u64]) {
+        if let Some(mut polled) = self.lock_polled() {
+            polled.received(names);
+        }
+    }
+
+    fn lock_polled(&self) -> Option<MutexGuard<'_, Polled>> {
+        let polled = self.polled.as_ref()?;
+        Some(polled.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn settings(&self) -> &KvEvents {
@@ -90,9 +117,19 @@ impl Publisher {
         inner.kept.clear();
         inner.swapped = None;
         inner.subscribers.clear();
+        drop(inner);
+        if let Some(mut polled) = self.lock_polled() {
+            polled.restart();
+        }
     }
 
     pub(super) fn publish(&self, timestamp: f64, rank: u32, events: &[Event]) {
+        if let Some(mut polled) = self.lock_polled() {
+            let mut inner = self.lock();
+            let lost = inner.faults.drop_next > 0;
+            inner.faults.drop_next = inner.faults.drop_next.saturating_sub(1);
+            return polled.note(events, self.block_size, lost);
+        }
         let payload = self.encode(timestamp, rank, events);
         let mut inner = self.lock();
         let sequence = inner.next;

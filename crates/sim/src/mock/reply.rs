@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::app::App;
+use super::config::Dialect;
 use super::plan::{Plan, Sequence};
 use super::prompt::call_is_named;
 use super::request::Api;
@@ -14,11 +15,17 @@ use super::shape::{
     HandOff, Message, PromptDetails, Reply, TokenLogprob, ToolCall, TopLogprob, Usage,
 };
 use super::text::{Ending, Piece, log_probability};
+use super::{sglang, trtllm};
 
 /// The whole body.
 pub(super) fn body(app: &App, plan: &Plan) -> Bytes {
+    match app.config.dialect {
+        Dialect::Vllm => {}
+        Dialect::Sglang => return sglang::body(app, plan),
+        Dialect::Trtllm => return trtllm::body(app, plan),
+    }
     let bytes = match plan.request.api {
-        Api::Completions => {
+        Api::Completions | Api::Generate => {
             let choices = each(plan, |at, sequence| completion_choice(app, plan, at, sequence));
             serde_json::to_vec(&reply(app, plan, "text_completion", choices, None))
         }
@@ -118,7 +125,7 @@ fn hand_off(app: &App, plan: &Plan) -> Option<HandOff> {
 }
 
 /// The address under which others find a socket that is bound to `host`.
-fn reachable(host: IpAddr) -> IpAddr {
+pub(super) fn reachable(host: IpAddr) -> IpAddr {
     match host {
         IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(v6) if v6.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

@@ -7,13 +7,17 @@ use std::collections::HashMap;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::config::Dialect;
 use super::errors::Failure;
+use super::{sglang, trtllm};
 
 /// Which of the two APIs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Api {
     Chat,
     Completions,
+    /// SGLang's own `/generate`.
+    Generate,
 }
 
 /// The hand-off parameters of a request.
@@ -29,6 +33,18 @@ pub(super) struct KvParams {
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     /// What of the prompt the prefill engine had cached.
     pub(super) remote_prefill_cached_tokens: Option<u32>,
+    /// SGLang: where both legs meet.
+    pub(super) bootstrap: Option<Bootstrap>,
+    /// SGLang: a decode engine is to compute the prompt itself.
+    pub(super) do_local_prefill: bool,
+}
+
+/// Where both legs of a request meet.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Bootstrap {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) room: u64,
 }
 
 /// A request after validation, apart from its prompt.
@@ -103,8 +119,9 @@ pub(super) fn parse_json(bytes: &[u8]) -> Result<Members, Failure> {
     }
 }
 
-pub(super) fn parse(api: Api, bytes: &[u8]) -> Result<Request, Failure> {
-    let members = parse_json(bytes)?;
+pub(super) fn parse(dialect: Dialect, api: Api, bytes: &[u8]) -> Result<Request, Failure> {
+    let sent = parse_json(bytes)?;
+    let members = if api == Api::Generate { native(&sent) } else { sent };
     let fields = Fields(&members);
     if api == Api::Chat && !members.has("messages") {
         let input = format!("'<dict of {} items>'", members.len());
@@ -113,6 +130,7 @@ pub(super) fn parse(api: Api, bytes: &[u8]) -> Result<Request, Failure> {
     let limit = match api {
         Api::Chat => fields.int("max_completion_tokens")?.or(fields.int("max_tokens")?),
         Api::Completions => fields.int("max_tokens")?.or(Some(DEFAULT_COMPLETION_TOKENS)),
+        Api::Generate => fields.int("max_new_tokens")?.or(Some(DEFAULT_GENERATE_TOKENS)),
     };
     let options = members.get("stream_options").unwrap_or_default();
     let option = |key: &str| options[key].as_bool().unwrap_or(false);
@@ -135,12 +153,28 @@ pub(super) fn parse(api: Api, bytes: &[u8]) -> Result<Request, Failure> {
         stop_token_ids: fields.ids("stop_token_ids"),
         include_stop: fields.bool("include_stop_str_in_output")?,
         cache_salt: fields.string("cache_salt")?,
-        kv: fields.kv_params()?,
+        kv: match dialect {
+            Dialect::Vllm => fields.kv_params()?,
+            Dialect::Sglang => sglang::params(&members),
+            Dialect::Trtllm => trtllm::params(&members)?,
+        },
         members: Members::default(),
     };
     fields.sampling()?;
     Ok(Request { members, ..request })
 }
+
+/// What SGLang's own endpoint is told, its sampling parameters beside the rest.
+fn native(sent: &Members) -> Members {
+    let mut members = sent.0.clone();
+    let sampling = sent.raw("sampling_params").and_then(|raw| serde_json::from_str(raw).ok());
+    let sampling: HashMap<String, Box<RawValue>> = sampling.unwrap_or_default();
+    members.extend(sampling);
+    Members(members)
+}
+
+/// `max_new_tokens` of SGLang's own endpoint where it is not said.
+const DEFAULT_GENERATE_TOKENS: i64 = 128;
 
 /// `max_tokens` of a completion that does not say.
 const DEFAULT_COMPLETION_TOKENS: i64 = 16;
@@ -212,7 +246,7 @@ impl Fields<'_> {
         let asked = match api {
             Api::Completions => self.int("logprobs")?,
             Api::Chat if self.bool("logprobs")? => Some(self.int("top_logprobs")?.unwrap_or(0)),
-            Api::Chat => None,
+            Api::Chat | Api::Generate => None,
         };
         Ok(asked.map(|count| count.clamp(0, 20) as usize))
     }
@@ -272,6 +306,7 @@ impl Fields<'_> {
                 .get("remote_prefill_cached_tokens")
                 .and_then(Value::as_u64)
                 .and_then(|tokens| u32::try_from(tokens).ok()),
+            ..KvParams::default()
         })
     }
 }

@@ -11,33 +11,52 @@ use serde_json::{Map, Value, json};
 
 use super::app::{App, now};
 use super::body::{self, Reply};
+use super::config::Dialect;
 use super::connection::{Face, Hangup};
 use super::errors::Failure;
 use super::request::{Api, Members, parse_json, token_ids};
-use super::{control, embeddings, inference, metrics, prompt};
+use super::{control, embeddings, inference, metrics, prompt, sglang, trtllm};
 
 /// Largest request body.
 const BODY_BYTES: usize = 256 << 20;
 
-/// Every path, and the methods it takes.
+/// Paths of every engine, and the methods they take.
 const PATHS: &[(&str, &str)] = &[
     ("/health", "GET"),
-    ("/ping", "GET, POST"),
-    ("/version", "GET"),
-    ("/load", "GET"),
     ("/metrics", "GET"),
-    ("/kv_event_sources", "GET"),
     ("/v1/models", "GET"),
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
-    ("/v1/embeddings", "POST"),
-    ("/tokenize", "POST"),
-    ("/detokenize", "POST"),
-    ("/reset_prefix_cache", "POST"),
     ("/mock/faults", "GET, POST"),
     ("/mock/stats", "GET"),
     ("/mock/cache", "GET"),
 ];
+
+/// Those of one dialect.
+fn own_paths(dialect: Dialect) -> &'static [(&'static str, &'static str)] {
+    match dialect {
+        Dialect::Vllm => &[
+            ("/ping", "GET, POST"),
+            ("/version", "GET"),
+            ("/load", "GET"),
+            ("/kv_event_sources", "GET"),
+            ("/v1/embeddings", "POST"),
+            ("/tokenize", "POST"),
+            ("/detokenize", "POST"),
+            ("/reset_prefix_cache", "POST"),
+        ],
+        Dialect::Sglang => &[
+            ("/generate", "POST"),
+            ("/server_info", "GET"),
+            ("/model_info", "GET"),
+            ("/v1/loads", "GET"),
+            ("/tokenize", "POST"),
+            ("/v1/tokenize", "POST"),
+            ("/flush_cache", "GET, POST"),
+        ],
+        Dialect::Trtllm => &[("/version", "GET"), ("/kv_cache_events", "POST")],
+    }
+}
 
 pub(super) async fn answer(
     app: Arc<App>,
@@ -65,7 +84,8 @@ async fn route(
 ) -> Reply {
     let (head, incoming) = request.into_parts();
     let path = head.uri.path();
-    let known = PATHS.iter().find(|(known, _)| *known == path);
+    let mut paths = PATHS.iter().chain(own_paths(app.config.dialect));
+    let known = paths.find(|(known, _)| *known == path);
     let Some((_, methods)) = known.filter(|_| face == Face::Api || path.starts_with("/mock/"))
     else {
         return body::json(404, r#"{"detail":"Not Found"}"#);
@@ -77,10 +97,15 @@ async fn route(
     }
     let bytes = match Limited::new(incoming, BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(error) => return body::failure(&Failure::bad(None, format!("body: {error}"))),
+        Err(error) => {
+            return body::failure(
+                app.config.dialect,
+                &Failure::bad(None, format!("body: {error}")),
+            );
+        }
     };
     if head.method == Method::POST && takes_json(path) && !says_json(&head.headers) {
-        return body::failure(&Failure::media_type());
+        return body::failure(app.config.dialect, &Failure::media_type());
     }
     match path {
         "/v1/completions" => {
@@ -88,6 +113,9 @@ async fn route(
         }
         "/v1/chat/completions" => {
             inference::answer(app.clone(), Api::Chat, &head.headers, bytes, hangup).await
+        }
+        "/generate" => {
+            inference::answer(app.clone(), Api::Generate, &head.headers, bytes, hangup).await
         }
         "/v1/embeddings" => embeddings::answer(app, &head.headers, &bytes, &hangup).await,
         _ => small(app, path, &head.method, &bytes),
@@ -106,6 +134,26 @@ fn says_json(headers: &HeaderMap) -> bool {
 
 fn small(app: &App, path: &str, method: &Method, bytes: &Bytes) -> Reply {
     let faults = app.faults();
+    match (app.config.dialect, path) {
+        (Dialect::Sglang, "/v1/models") => return value(&sglang::models(app)),
+        (Dialect::Sglang, "/server_info") => return value(&sglang::server_info(app)),
+        (Dialect::Sglang, "/model_info") => return value(&sglang::model_info(app)),
+        (Dialect::Sglang, "/v1/loads") => return value(&sglang::loads(app)),
+        (Dialect::Sglang, "/tokenize" | "/v1/tokenize") => {
+            return or_failure(app, tokenize(app, bytes));
+        }
+        (Dialect::Sglang, "/flush_cache") => {
+            app.reset_caches();
+            return body::whole(200, "text/plain; charset=utf-8", "Cache flushed.\n");
+        }
+        (Dialect::Trtllm, "/v1/models") => return value(&trtllm::models(app)),
+        (Dialect::Trtllm, "/metrics") => return value(&trtllm::iterations(app)),
+        (Dialect::Trtllm, "/kv_cache_events") => {
+            let drained = app.publishers.first().and_then(|publisher| publisher.drain());
+            return value(&drained.unwrap_or(json!([])));
+        }
+        _ => {}
+    }
     match path {
         "/health" | "/ping" => {
             let down = faults.unhealthy || app.dead.load(std::sync::atomic::Ordering::Relaxed);
@@ -118,7 +166,9 @@ fn small(app: &App, path: &str, method: &Method, bytes: &Bytes) -> Reply {
             let load = app.in_flight.load(std::sync::atomic::Ordering::Relaxed);
             value(&json!({"server_load": load}))
         }
-        "/metrics" if faults.metrics.fail => body::failure(&Failure::internal()),
+        "/metrics" if faults.metrics.fail => {
+            body::failure(app.config.dialect, &Failure::internal())
+        }
         "/metrics" => body::whole(
             200,
             "text/plain; version=0.0.4; charset=utf-8",
@@ -126,8 +176,8 @@ fn small(app: &App, path: &str, method: &Method, bytes: &Bytes) -> Reply {
         ),
         "/kv_event_sources" => value(&event_sources(app)),
         "/v1/models" => value(&models(app)),
-        "/tokenize" => or_failure(tokenize(app, bytes)),
-        "/detokenize" => or_failure(detokenize(app, bytes)),
+        "/tokenize" => or_failure(app, tokenize(app, bytes)),
+        "/detokenize" => or_failure(app, detokenize(app, bytes)),
         "/reset_prefix_cache" => {
             app.reset_caches();
             body::whole(200, "text/plain", "")
@@ -143,10 +193,10 @@ fn value(value: &Value) -> Reply {
     body::json(200, value.to_string())
 }
 
-fn or_failure(result: Result<Value, Failure>) -> Reply {
+fn or_failure(app: &App, result: Result<Value, Failure>) -> Reply {
     match result {
         Ok(answer) => value(&answer),
-        Err(failure) => body::failure(&failure),
+        Err(failure) => body::failure(app.config.dialect, &failure),
     }
 }
 
@@ -191,6 +241,10 @@ fn tokenize(app: &App, bytes: &Bytes) -> Result<Value, Failure> {
         Some(_) => prompt::chat(&members, &app.model)?,
         None => tokenize_prompt(app, &members)?,
     };
+    if app.config.dialect == Dialect::Sglang {
+        let length = app.config.max_model_len;
+        return Ok(json!({"count": tokens.len(), "max_model_len": length, "tokens": tokens}));
+    }
     let strs = members.get("return_token_strs") == Some(Value::Bool(true));
     let text = |&id: &u32| app.model.decode(&[id], false);
     let strs = strs.then(|| tokens.iter().map(text).collect::<Vec<_>>());

@@ -8,14 +8,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::app::App;
-use super::config::{LoadFailure, OnViolation};
+use super::config::{Dialect, LoadFailure, OnViolation};
 use super::errors::Failure;
 use super::faults::{Action, Leg};
 use super::handoff::Verdict;
 use super::ledger::Violation;
 use super::plan::Plan;
 use super::rank::{Tick, Ticks};
-use super::side::{Claim, claim};
+use super::sglang;
+use super::side::{Claim, claim, meet};
 use crate::engine::{Job, JobId};
 
 /// The next token of one sequence.
@@ -38,6 +39,9 @@ pub(super) struct Run {
     unpulled: usize,
     slow: Duration,
     expire: bool,
+    /// SGLang's prefill leg: its token is told when the KV has been handed over.
+    hands_over: bool,
+    held: Option<Step>,
     _in_flight: InFlight,
 }
 
@@ -60,6 +64,8 @@ impl Run {
         };
         Run {
             expire: matches!(fault, Some(Action::ExpiredKv)),
+            hands_over: app.config.dialect == Dialect::Sglang && plan.leg == Leg::Prefill,
+            held: None,
             app: app.clone(),
             plan,
             ticks: None,
@@ -101,12 +107,23 @@ impl Run {
                     }
                     let token = self.plan.sequences[sequence].done;
                     self.plan.sequences[sequence].done += 1;
-                    return Ok(Some(Step { sequence, token }));
+                    let step = Step { sequence, token };
+                    if !self.hands_over {
+                        return Ok(Some(step));
+                    }
+                    self.held = Some(step);
                 }
                 Tick::Finished(pinned) => {
                     self.unfinished -= 1;
                     if let Some(blocks) = pinned {
                         self.note_pin(sequence, blocks);
+                    }
+                    if self.hands_over {
+                        let name = self.plan.pin_name(sequence, self.jobs[sequence]);
+                        if !self.app.registry.handed_over(&name).await {
+                            return Err(Failure::bootstrap("prefill"));
+                        }
+                        return Ok(self.held.take());
                     }
                 }
             }
@@ -146,7 +163,14 @@ impl Run {
         };
         let (tokens, digest) = self.plan.identity(0);
         let app = self.app.clone();
-        let claimed = claim(remote, tokens, digest, &app.tasks, &app.stop).await;
+        if self.plan.request.kv.bootstrap.is_some() && remote.host == sglang::FAKE_HOST {
+            return self.violated(Violation::Unknown).map(|()| false);
+        }
+        let claimed = if self.plan.request.kv.bootstrap.is_some() {
+            meet(remote, tokens, digest, app.config.lease, &app.tasks, &app.stop).await
+        } else {
+            claim(remote, tokens, digest, &app.tasks, &app.stop).await
+        };
         let Ok((verdict, claim)) = claimed else { return self.fail_load().map(|()| false) };
         self.claim = Some(claim);
         let violation = match verdict {
@@ -196,6 +220,9 @@ impl Run {
     fn fail_load(&self) -> Result<(), Failure> {
         self.app.ledger.load_failure();
         match self.app.config.load_failure {
+            LoadFailure::Fail if self.app.config.dialect == Dialect::Sglang => {
+                Err(Failure::bootstrap("decode"))
+            }
             LoadFailure::Fail => Err(Failure::internal()),
             LoadFailure::Recompute => Ok(()),
         }
@@ -203,6 +230,12 @@ impl Run {
 
     fn submit(&mut self, leg: Leg) -> Result<(), Failure> {
         let jobs: Vec<Job> = self.plan.jobs(&self.app, leg);
+        if leg == Leg::Decode {
+            let prompt = self.plan.prompts[0].len() / self.app.config.block_size as usize;
+            for job in &jobs {
+                self.app.received(self.plan.rank, &job.content.names[..prompt]);
+            }
+        }
         self.jobs = jobs.iter().map(|job| job.id).collect();
         self.names = jobs.iter().map(|job| job.content.clone()).collect();
         self.unfinished = jobs.len();
@@ -254,5 +287,11 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         self.abort();
+        if self.hands_over {
+            // Nobody listens any more: what was kept for the other leg goes.
+            for job in &self.jobs {
+                self.app.registry.give_up(*job);
+            }
+        }
     }
 }

@@ -15,6 +15,8 @@ use super::handoff::{Registry, Verdict, Wish};
 
 /// Time that a decode engine tries to reach a prefill engine, as NIXL does.
 const REACH: Duration = Duration::from_secs(5);
+/// Pause before a prefill engine that is not there is looked for again.
+const RECONNECT: Duration = Duration::from_millis(50);
 /// Longest line of the protocol.
 const LINE_BYTES: u64 = 64 * 1024;
 
@@ -39,6 +41,13 @@ async fn converse(
         match wish {
             Wish::Claim { engine, request, tokens, digest } => {
                 let verdict = registry.claim(&engine, &request, tokens, digest);
+                if matches!(verdict, Verdict::Granted | Verdict::OtherPrompt { .. }) {
+                    *claimed = Some(request);
+                }
+                write_line(lines.get_mut(), &verdict).await?;
+            }
+            Wish::Meet { request, tokens, digest } => {
+                let verdict = registry.meet(&request, tokens, digest).await;
                 if matches!(verdict, Verdict::Granted | Verdict::OtherPrompt { .. }) {
                     *claimed = Some(request);
                 }
@@ -108,11 +117,45 @@ pub(super) async fn claim(
         Wish::Claim { engine: remote.engine, request: remote.request.clone(), tokens, digest };
     let (verdict, lines) =
         tokio::time::timeout(REACH, ask((&remote.host, remote.port), &wish)).await??;
+    Ok((verdict, kept(lines, remote.request, tasks, stop)))
+}
+
+/// Meets the other leg of a request on its prefill engine, whichever comes first. An error when that is
+/// not to be within `patience`.
+pub(super) async fn meet(
+    remote: Remote,
+    tokens: u32,
+    digest: u64,
+    patience: Duration,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> io::Result<(Verdict, Claim)> {
+    let wish = Wish::Meet { request: remote.request.clone(), tokens, digest };
+    let met = async {
+        loop {
+            match ask((&remote.host, remote.port), &wish).await {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    tokio::time::sleep(RECONNECT).await;
+                }
+                met => return met,
+            }
+        }
+    };
+    let (verdict, lines) = tokio::time::timeout(patience, met).await??;
+    Ok((verdict, kept(lines, remote.request, tasks, stop)))
+}
+
+fn kept(
+    lines: BufReader<TcpStream>,
+    request: String,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Claim {
     let (_release, released) = oneshot::channel();
     let (gone, lost) = oneshot::channel();
-    let keep = keep(lines, remote.request, released, gone, stop.clone());
+    let keep = keep(lines, request, released, gone, stop.clone());
     tasks.spawn(stop.clone().run_until_cancelled_owned(keep));
-    Ok((verdict, Claim { _release, lost }))
+    Claim { _release, lost }
 }
 
 async fn ask(addr: (&str, u16), wish: &Wish) -> io::Result<(Verdict, BufReader<TcpStream>)> {

@@ -7,7 +7,7 @@ use pointsman_tokens::{CacheLimits, Model};
 use tokio::net::TcpListener;
 
 use super::app::{App, Parts};
-use super::config::{EngineConfig, KvEvents, KvSocket};
+use super::config::{Dialect, EngineConfig, KvEvents, KvSocket};
 use super::connection::{Face, serve_http, serve_side_channel};
 use super::handoff::Registry;
 use super::publisher::Publisher;
@@ -39,9 +39,10 @@ pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError
     }
     let api = bind("API", &config, config.port).await?;
     let control = bind("control", &config, 0).await?;
-    let side = bind("KV side channel", &config, 0).await?;
+    let side = bind("KV side channel", &config, config.bootstrap_port).await?;
     let mut event_sockets = Vec::new();
-    if let Some(events) = &config.kv_events {
+    let publishes = config.dialect != Dialect::Trtllm;
+    if let Some(events) = config.kv_events.as_ref().filter(|_| publishes) {
         for rank in 0..config.ranks {
             event_sockets.push(bind_events(&config, events, rank).await?);
         }
@@ -116,7 +117,11 @@ fn publishers(config: &EngineConfig) -> Vec<Arc<Publisher>> {
         .flat_map(|events| (0..config.ranks).map(move |rank| (events, rank)))
         .map(|(events, rank)| {
             let seed = mix(config.seed ^ u64::from(rank));
-            Arc::new(Publisher::new(events.clone(), config.block_size, seed))
+            let publisher = Publisher::new(events.clone(), config.block_size, seed);
+            Arc::new(match config.dialect {
+                Dialect::Trtllm => publisher.polled(config.capacity_blocks),
+                Dialect::Vllm | Dialect::Sglang => publisher,
+            })
         })
         .collect()
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 
+use super::config::Dialect;
 use super::connection::Hangup;
 use super::errors::Failure;
 use super::faults::{Action, Cut};
@@ -17,6 +18,7 @@ use super::shape::{
     AnyUsage, ChatDelta, Chunk, ChunkPrompt, CompletionDelta, Delta, FinalPromptDetails,
     FinalUsage, FunctionDelta, RunningUsage, ToolCallDelta,
 };
+use super::{sglang, trtllm};
 
 enum Phase {
     Start,
@@ -85,12 +87,16 @@ impl Events {
         }
     }
 
+    fn dialect(&self) -> Dialect {
+        self.run.app.config.dialect
+    }
+
     /// An error inside the stream: chats have sent the role by then.
     fn fail(&mut self, failure: &Failure) -> Bytes {
         self.phase = Phase::Done;
         let mut out = BytesMut::new();
         self.roles(&mut out);
-        out.put(failure.event());
+        out.put(failure.event(self.dialect()));
         out.freeze()
     }
 
@@ -98,8 +104,19 @@ impl Events {
         let mut out = BytesMut::new();
         self.roles(&mut out);
         self.sent += 1;
+        match self.dialect() {
+            Dialect::Vllm => {}
+            Dialect::Sglang => {
+                sglang::token(&self.run, step, &mut out);
+                return out.freeze();
+            }
+            Dialect::Trtllm => {
+                trtllm::token(&self.run, step, &mut out);
+                return out.freeze();
+            }
+        }
         match self.run.plan.request.api {
-            Api::Completions => self.completion_token(step, &mut out),
+            Api::Completions | Api::Generate => self.completion_token(step, &mut out),
             Api::Chat => self.chat_token(step, &mut out),
         }
         out.freeze()
@@ -110,6 +127,11 @@ impl Events {
         let plan = &self.run.plan;
         if std::mem::replace(&mut self.role_sent, true) || plan.request.api != Api::Chat {
             return;
+        }
+        match self.dialect() {
+            Dialect::Vllm => {}
+            Dialect::Sglang => return sglang::roles(&self.run, out),
+            Dialect::Trtllm => return trtllm::roles(&self.run, out),
         }
         for index in 0..plan.sequences.len() as u32 {
             let delta =
@@ -215,6 +237,11 @@ impl Events {
     }
 
     fn usage(&self) -> Bytes {
+        match self.dialect() {
+            Dialect::Vllm => {}
+            Dialect::Sglang => return sglang::usage_event(&self.run),
+            Dialect::Trtllm => return trtllm::usage_event(&self.run),
+        }
         let (app, plan) = (&self.run.app, &self.run.plan);
         let (prompt_tokens, completion_tokens) = token_counts(plan);
         let (cached_tokens, created_cache_tokens) = cache_counts(app, plan);
@@ -245,7 +272,7 @@ impl Events {
         let chunk = Chunk {
             id: &plan.id,
             object: match plan.request.api {
-                Api::Completions => "text_completion",
+                Api::Completions | Api::Generate => "text_completion",
                 Api::Chat => "chat.completion.chunk",
             },
             created: plan.created,

@@ -75,6 +75,14 @@ impl Answer {
         }
     }
 
+    /// Ends with the first token.
+    pub(super) fn end_at_once(&mut self, words: &Words) {
+        self.call = None;
+        self.ending = Ending::Stop;
+        let id = words.eos.unwrap_or_default();
+        self.pieces = vec![Piece { id, text: String::new(), token: String::new() }];
+    }
+
     pub(super) fn text(&self) -> String {
         self.pieces.iter().map(|piece| piece.text.as_str()).collect()
     }
