@@ -66,6 +66,8 @@ pub enum OnViolation {
 pub enum EventEncoding {
     /// Maps with a `type` key (vLLM 0.24 and later).
     Map,
+    /// The same with signed block hashes (SGLang, which has nothing else).
+    SignedMap,
     /// Arrays with the tag first (up to vLLM 0.23).
     Array,
 }

@@ -224,6 +224,7 @@ impl Publisher {
             .collect();
         let encoding = match self.settings.encoding {
             EventEncoding::Map => Encoding::Map,
+            EventEncoding::SignedMap => Encoding::SignedMap,
             EventEncoding::Array => Encoding::Array,
         };
         encode(timestamp, Some(rank), &announced, encoding).into()

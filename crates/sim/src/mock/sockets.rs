@@ -154,7 +154,8 @@ fn answer_replay(publisher: &Publisher, peer: &mut Connection, frames: &[Bytes])
     // The topic came into replies with vLLM 0.26, after maps with 0.24.
     let topic = match settings.encoding {
         EventEncoding::Map => Some(settings.topic.as_bytes()),
-        EventEncoding::Array => None,
+        // SGLang has no topic there either.
+        EventEncoding::SignedMap | EventEncoding::Array => None,
     };
     for (sequence, payload) in messages {
         let sequence = sequence.to_be_bytes();

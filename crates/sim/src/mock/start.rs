@@ -7,7 +7,7 @@ use pointsman_tokens::{CacheLimits, Model};
 use tokio::net::TcpListener;
 
 use super::app::{App, Parts};
-use super::config::{Dialect, EngineConfig, KvEvents, KvSocket};
+use super::config::{Dialect, EngineConfig, EventEncoding, KvEvents, KvSocket};
 use super::connection::{Face, serve_http, serve_side_channel};
 use super::handoff::Registry;
 use super::publisher::Publisher;
@@ -117,7 +117,11 @@ fn publishers(config: &EngineConfig) -> Vec<Arc<Publisher>> {
         .flat_map(|events| (0..config.ranks).map(move |rank| (events, rank)))
         .map(|(events, rank)| {
             let seed = mix(config.seed ^ u64::from(rank));
-            let publisher = Publisher::new(events.clone(), config.block_size, seed);
+            let mut events = events.clone();
+            if config.dialect == Dialect::Sglang {
+                events.encoding = EventEncoding::SignedMap;
+            }
+            let publisher = Publisher::new(events, config.block_size, seed);
             Arc::new(match config.dialect {
                 Dialect::Trtllm => publisher.polled(config.capacity_blocks),
                 Dialect::Vllm | Dialect::Sglang => publisher,

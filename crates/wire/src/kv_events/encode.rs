@@ -7,8 +7,10 @@ use super::BlockName;
 pub enum Encoding {
     /// Arrays, vLLM 0.23 and older.
     Array,
-    /// Maps with `type`, vLLM 0.24 and later, SGLang.
+    /// Maps with `type`, vLLM 0.24 and later.
     Map,
+    /// The same with names as signed numbers, SGLang.
+    SignedMap,
 }
 
 /// An event to write.
@@ -49,7 +51,7 @@ pub fn encode(
     events: &[Announce<'_>],
     encoding: Encoding,
 ) -> Vec<u8> {
-    let mut out = Writer { out: Vec::new() };
+    let mut out = Writer { out: Vec::new(), signed: encoding == Encoding::SignedMap };
     out.array(if rank.is_some() { 3 } else { 2 });
     out.out.push(0xcb);
     out.out.extend(timestamp.to_be_bytes());
@@ -65,6 +67,8 @@ pub fn encode(
 
 struct Writer {
     out: Vec<u8>,
+    /// Names beyond the positive 64-bit numbers are negative ones.
+    signed: bool,
 }
 
 /// The only attention kind that the mock engine has, as vLLM names it.
@@ -72,7 +76,7 @@ const SPEC_KIND: &str = "full_attention";
 
 impl Writer {
     fn event(&mut self, event: &Announce<'_>, encoding: Encoding) {
-        let map = encoding == Encoding::Map;
+        let map = encoding != Encoding::Array;
         // Fields of the event besides its type; an array also ends with the sliding window, which a
         // map leaves out as it has its default.
         let (tag, fields) = match event {
@@ -156,6 +160,10 @@ impl Writer {
 
     fn name(&mut self, name: &BlockName<'_>) {
         match *name {
+            BlockName::Int(id) if self.signed && id > i64::MAX as u64 => {
+                self.out.push(0xd3);
+                self.out.extend(id.to_be_bytes());
+            }
             BlockName::Int(id) => self.uint(id),
             BlockName::Digest(digest) => {
                 self.sized(None, [0xc4, 0xc5, 0xc6], digest.len());
