@@ -271,6 +271,28 @@ async fn metrics_tell_the_load_and_where_prompts_came_from() {
 }
 
 #[tokio::test]
+async fn metrics_tell_how_long_steps_and_prompts_took_by_the_engines_own_clock() {
+    let engine = start(EngineConfig { speed: 10.0, ..quick(Role::Unified) }).await;
+    let body = json!({"prompt": ids(0, 160), "max_tokens": 20, "ignore_eos": true});
+    post(&engine.url(), "/v1/completions", &body).await;
+    let page = get(&engine.url(), "/metrics").await;
+    let load = pointsman_wire::load::read_vllm(page.text(), 0);
+    assert_eq!(
+        (load.prefill_tokens, load.steps, load.decode_tokens),
+        (Some(160.0), Some(20.0), Some(19.0))
+    );
+    // What the profile says of one prompt, and of 19 steps of one sequence of some 170 tokens.
+    let by = EngineConfig::default().profile;
+    let prompt = (by.k0 + by.a1 * 160.0 + by.a2 * 160.0 * 80.0) / 10.0;
+    let steps = 19.0 * (by.c0 + by.c1 + by.c2 * 170.0) / 10.0;
+    for (told, expected) in [(load.prefill_seconds, prompt), (load.decode_seconds, steps)] {
+        let told = told.unwrap();
+        assert!((told / expected - 1.0).abs() < 0.01, "{told} and not {expected}");
+    }
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_before_any_header_frees_its_blocks() {
     for stream in [false, true] {
         let engine = start(EngineConfig { speed: 0.001, ..quick(Role::Unified) }).await;
