@@ -128,7 +128,7 @@ impl Default for Settings {
         Settings {
             policy: Policy::default(),
             shadow: Vec::new(),
-            reading_max_age: Duration::from_secs(15),
+            reading_max_age: Duration::from_secs(5),
             guards: GuardSettings::default(),
             isl_gate: IslGate::Off,
             cost: CostSettings::default(),
