@@ -1,5 +1,7 @@
 //! What the brain is told about one request.
 
+use std::time::Duration;
+
 use crate::fleet::{Held, Path};
 use crate::ladder::Ladder;
 use crate::slo::Slo;
@@ -28,6 +30,10 @@ pub struct Ask<'a> {
     pub session: Option<u64>,
     /// What the request is to be served within, where it says so.
     pub slo: Slo,
+    /// How long it has waited since it was first asked about.
+    pub waited: Duration,
+    /// Whether the answer may be that it waits on.
+    pub may_wait: bool,
     /// The path that the client asked for; ignored unless the settings allow it.
     pub wish: Option<Path>,
     /// What has been tried for this request so far.
@@ -51,6 +57,8 @@ impl<'a> Ask<'a> {
             streams: true,
             session: None,
             slo: Slo::default(),
+            waited: Duration::ZERO,
+            may_wait: false,
             wish: None,
             tries,
             eligible: None,

@@ -8,6 +8,7 @@ use crate::decision::{Decision, NoPath};
 use crate::field::Draws;
 use crate::fleet::{Fleet, Reading, Role, Slot, Worker, WorkerSpec};
 use crate::health::{HealthChange, HealthEvent};
+use crate::late;
 use crate::ledger::{BookingId, End, Entry, Ledger, Settled};
 use crate::never_fires::never_fires;
 use crate::plan::{Plan, Scene, plan};
@@ -99,12 +100,17 @@ impl Brain {
     }
 
     /// Chooses the plan for a request and books its load, in one step. The booking of an earlier
-    /// try must be settled before.
+    /// try must be settled before. One that is told to wait is asked about again when something has
+    /// ended, the one that has waited longest first.
     pub fn decide(&mut self, ask: &Ask<'_>, now: Time) -> Result<Decision, NoPath> {
         let draws = Draws::new(&self.settings, &mut self.random);
         let mut slate = std::mem::take(&mut self.slate);
         slate.fill(&self.seen(), &self.settings, ask, now);
-        let planned = plan(&self.scene(ask, &slate, draws, now));
+        let scene = self.scene(ask, &slate, draws, now);
+        let planned = plan(&scene).and_then(|plan| match late::wait(&scene, &plan) {
+            Some(again_in) if ask.may_wait => Err(NoPath::Late { again_in }),
+            _ => Ok(plan),
+        });
         self.slate = slate;
         planned.map(|plan| self.reserve(&plan, ask, now))
     }
@@ -254,6 +260,7 @@ impl Brain {
             vetoes: plan.vetoes,
             fallbacks: plan.fallbacks,
             shadows: plan.shadows,
+            waited: ask.waited,
             ttft_seconds,
             itl_seconds,
             scores: plan.scores,

@@ -1,6 +1,7 @@
 //! What the brain answers: a plan with its reason, or why there is none.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::fleet::{Path, Slot};
 use crate::guards::Vetoes;
@@ -39,12 +40,21 @@ pub struct Decision {
     pub fallbacks: Fallbacks,
     /// What the shadow policies would have done.
     pub shadows: Shadows,
+    /// How long it had waited before.
+    pub waited: Duration,
     /// Predicted time to first token, in seconds from the decision.
     pub ttft_seconds: f64,
     /// Predicted mean time between tokens, in seconds.
     pub itl_seconds: f64,
     /// What the best of each kind is predicted to be like; empty unless a policy asks for it.
     pub scores: Scores,
+}
+
+impl Decision {
+    /// Predicted time to first token, in seconds from when it was first asked about.
+    pub fn ttft_in_all_seconds(&self) -> f64 {
+        self.waited.as_secs_f64() + self.ttft_seconds
+    }
 }
 
 /// What the shadow policies would have done, in the order of `Settings::shadow`; empty where no
@@ -66,6 +76,11 @@ impl Shadows {
 /// Why a request has no plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPath {
+    /// It is late for its SLO whatever is done, and waits, if it may, for a worker that is free.
+    Late {
+        /// When to ask again, if nothing ends before.
+        again_in: Duration,
+    },
     /// No decode or unified worker can take it.
     NoDecode,
     /// The remote path cannot be taken, and the settings require it.
@@ -86,6 +101,7 @@ impl NoPath {
     /// Short `snake_case` label.
     pub const fn as_str(&self) -> &'static str {
         match self {
+            NoPath::Late { .. } => "late",
             NoPath::NoDecode => "no_decode",
             NoPath::RemoteRequired => "remote_required",
             NoPath::NoPrefill => "no_prefill",
@@ -105,6 +121,7 @@ impl NoPath {
 impl fmt::Display for NoPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            NoPath::Late { .. } => "it is late for its objective and waits for a free worker",
             NoPath::NoDecode => "no decode or unified worker can take the request at present",
             NoPath::RemoteRequired => {
                 "the remote path cannot be taken at present, and require_remote is set"

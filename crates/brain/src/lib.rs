@@ -15,6 +15,7 @@ mod gate;
 mod guards;
 mod health;
 mod ladder;
+mod late;
 mod ledger;
 mod never_fires;
 mod plan;

@@ -8,6 +8,7 @@ use crate::fleet::{Path, Reading, Role, Slot, Worker};
 use crate::gate::Pool;
 use crate::guards::Vetoes;
 use crate::health::Condition;
+use crate::late;
 use crate::ledger::{Ledger, Load};
 use crate::plan::{Plan, Scene};
 use crate::policy::predicted;
@@ -57,6 +58,8 @@ pub struct Record {
     pub scores: Scores,
     /// What the request is to be served within.
     pub slo: Slo,
+    /// It is late for that whatever is done, and would wait for a worker that is about to run dry.
+    pub waits: bool,
     /// Every worker, and what it would cost.
     pub candidates: Vec<CandidateRecord>,
 }
@@ -170,6 +173,7 @@ impl Record {
             itl_seconds,
             scores: plan.scores,
             slo: scene.slo(),
+            waits: late::wait(scene, plan).is_some(),
             candidates: candidates.collect(),
         }
     }

@@ -56,6 +56,11 @@ impl Settings {
         let mut policies = std::iter::once(&self.policy).chain(&self.shadow);
         policies.any(|policy| policy.rule == Rule::Predicted)
     }
+
+    /// Whether requests that are late for their SLO wait in the router.
+    pub(crate) fn holds_late(&self) -> bool {
+        self.policy.rule == Rule::Predicted && self.predicted.hold_late
+    }
 }
 
 /// What vetoes the local path.

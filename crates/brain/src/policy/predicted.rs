@@ -45,6 +45,8 @@ pub struct Predicted {
     pub stickiness: Factor,
     /// Weight of one second of delay of a running sequence that has no SLO.
     pub lambda: Factor,
+    /// Whether a request that is late for its TTFT SLO whatever is done waits in the router.
+    pub hold_late: bool,
     /// Decides close cases while too little was measured; `predicted` itself leaves them to J.
     pub cold: Rule,
 }
@@ -57,6 +59,7 @@ impl Default for Predicted {
         Predicted {
             stickiness: STICKINESS,
             lambda: LAMBDA,
+            hold_late: true,
             cold: Rule::IslOrLoad(super::IslBounding::default(), load),
         }
     }
@@ -116,6 +119,8 @@ struct Scorer<'a> {
     width: f64,
     cold: bool,
     now: f64,
+    /// Seconds that are part of its TTFT already.
+    waited: f64,
 }
 
 impl<'a> Scorer<'a> {
@@ -129,6 +134,7 @@ impl<'a> Scorer<'a> {
             width: if cold { COLD_WIDTH } else { WIDTH },
             cold,
             now: scene.now.0 as f64 * 1e-9,
+            waited: scene.ask.waited.as_secs_f64(),
         }
     }
 
@@ -139,13 +145,13 @@ impl<'a> Scorer<'a> {
     /// J without harm. Without S_T, TTFT counts in seconds; without S_I, ITL does not count.
     fn own(&self, ttft: f64, itl: f64) -> f64 {
         let lost = |time: f64, slo: Option<f64>| slo.map_or(0.0, |slo| self.s(time / slo - 1.0));
-        self.waiting(ttft) + lost(ttft, self.ttft_slo) + lost(itl, self.itl_slo)
+        self.waiting(ttft) + lost(self.waited + ttft, self.ttft_slo) + lost(itl, self.itl_slo)
     }
 
     /// What TTFT adds to J at least, besides what it does to its SLO. Grows with it.
     fn waiting(&self, ttft: f64) -> f64 {
         let Some(slo) = self.ttft_slo else { return ttft };
-        let x = ttft / slo;
+        let x = (self.waited + ttft) / slo;
         TTFT_SLOPE * (x.min(1.0) + LATE * (x - 1.0).max(0.0))
     }
 

@@ -232,6 +232,13 @@ impl Predictor {
         self.desk(slot).map_or(0.0, |desk| desk.running.harm_at_least(delay, setting))
     }
 
+    /// A step of prompts alone that is as full as it can be, in seconds.
+    pub(crate) fn full_step(&self, slot: Slot) -> f64 {
+        self.desk(slot).map_or(0.0, |desk| {
+            Prefill::new(desk.chunk, desk.chunk, desk.chunk).seconds(&self.constants(desk))
+        })
+    }
+
     /// `t_dec` of what streams from a worker and is booked on it.
     pub(crate) fn step(&self, slot: Slot) -> f64 {
         self.desk(slot).map_or(0.0, |desk| desk.batch.plus(desk.coming).step(&self.constants(desk)))

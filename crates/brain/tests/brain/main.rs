@@ -8,6 +8,7 @@ mod fleets;
 mod guards;
 mod health;
 mod ladder;
+mod late;
 mod ledger;
 mod paths;
 mod policies;

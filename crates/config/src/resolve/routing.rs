@@ -67,6 +67,7 @@ impl Resolver<'_> {
         Some(brain::Predicted {
             stickiness: factor(written.predicted.stickiness),
             lambda: factor(written.predicted.lambda),
+            hold_late: written.predicted.hold_late,
             cold: self.rule(key, &cold)?,
         })
     }

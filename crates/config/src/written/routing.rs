@@ -141,6 +141,9 @@ section! {
         stickiness: f64 = brain::Predicted::default().stickiness.get(), min 0, max 10;
         /// Cost of delaying a request that streams already by one second, where it has no `itl_ms`.
         lambda: f64 = brain::Predicted::default().lambda.get(), min 0, max 1000;
+        /// A request that is late for its `ttft_ms` whatever is done waits in the router until a
+        /// worker is about to run dry, so that it does not make others late as well.
+        hold_late: bool = brain::Predicted::default().hold_late;
     }
 }
 

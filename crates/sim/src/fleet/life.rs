@@ -1,7 +1,10 @@
 //! The life of one request in a fleet: decide, prefill, pull, decode, settle, as the server does it.
 
+use std::time::Duration;
+
 use pointsman_brain::{
-    Ask, BookingId, Cause, Decision, End, HealthEvent, Held, Ladder, Leg, Next, Path, Slot, Time,
+    Ask, BookingId, Cause, Decision, End, HealthEvent, Held, Ladder, Leg, Next, NoPath, Path, Slot,
+    Time,
 };
 
 use super::worker::{NotTaken, Worker};
@@ -81,6 +84,8 @@ impl Fleet {
         let ask = Ask {
             session: live.request.session,
             slo: live.request.slo,
+            waited: Duration::from_nanos(self.now - live.arrived),
+            may_wait: true,
             ..Ask::new(live.request.prompt_tokens, &held, &live.ladder)
         };
         match self.brain.decide(&ask, Time(self.now)) {
@@ -89,7 +94,30 @@ impl Fleet {
                 live.decision = Some(decision);
                 self.dispatch(id, &decision);
             }
+            Err(NoPath::Late { again_in }) => {
+                let again = self.now + again_in.as_nanos() as Nanos;
+                self.ask_again = Some(self.ask_again.map_or(again, |at| at.min(again)));
+                self.hold(id);
+            }
             Err(_) => self.end(id, Ending::Failed),
+        }
+    }
+
+    fn hold(&mut self, id: RequestId) {
+        if self.held.front() != Some(&id) {
+            self.held.push_back(id);
+        }
+    }
+
+    /// Asks again about those that wait, the one that came first before the others.
+    pub(super) fn release_held(&mut self) {
+        self.ask_again = None;
+        while let Some(&id) = self.held.front() {
+            self.plan(id);
+            if self.ask_again.is_some() {
+                return;
+            }
+            self.held.pop_front_if(|held| *held == id);
         }
     }
 
@@ -154,6 +182,7 @@ impl Fleet {
         let Some(&(id, Part::Decode)) = self.jobs.get(&(worker, job)) else { return };
         let Some(live) = self.live.get_mut(&id) else { return };
         let (Some(booking), None) = (live.booking, live.first_token) else { return };
+        self.freed = true;
         live.tokens = 1;
         live.first_token = Some(at);
         self.brain.first_token(booking, Time(at));
@@ -187,6 +216,7 @@ impl Fleet {
         let Some(live) = self.live.get_mut(&id) else { return };
         match (part, live.booking) {
             (Part::Prefill, Some(booking)) => {
+                self.freed = true;
                 self.brain.prefill_done(booking, Time(at));
                 self.brain.observe(slot(worker), HealthEvent::Answered, Time(at));
                 self.start_decode(id);
@@ -263,6 +293,8 @@ impl Fleet {
 
     fn end(&mut self, id: RequestId, ending: Ending) {
         let Some(live) = self.live.remove(&id) else { return };
+        self.held.retain(|held| *held != id);
+        self.freed = true;
         if let Some(booking) = live.booking {
             let end = match ending {
                 Ending::Finished => End::Finished,

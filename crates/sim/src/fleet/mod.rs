@@ -122,6 +122,11 @@ pub struct Fleet {
     /// On their way, in order.
     readings: VecDeque<(Nanos, Slot, Reading)>,
     outcomes: Vec<Outcome>,
+    /// Who was told to wait, in order, and when to ask for the first of them at the latest.
+    held: VecDeque<RequestId>,
+    ask_again: Option<Nanos>,
+    /// Something that was booked has been released since they were asked about.
+    freed: bool,
 }
 
 impl Fleet {
@@ -145,6 +150,9 @@ impl Fleet {
             reading_lag: plan.reading_lag,
             readings: VecDeque::new(),
             outcomes: Vec::new(),
+            held: VecDeque::new(),
+            ask_again: None,
+            freed: false,
         }
     }
 
@@ -177,7 +185,8 @@ impl Fleet {
         let engines = self.workers.iter().filter_map(Worker::wakeup);
         let reading =
             (!self.live.is_empty() && self.reading_every > 0).then_some(self.next_reading);
-        engines.chain(self.sight.wakeup()).chain(reading).min().map(|at| at.max(self.now))
+        let own = self.sight.wakeup().into_iter().chain(reading).chain(self.ask_again);
+        engines.chain(own).min().map(|at| at.max(self.now))
     }
 
     /// Lets everything happen up to and at `until`.
@@ -208,6 +217,9 @@ impl Fleet {
         // What one engine does may free another one's blocks.
         while let Some(worker) = self.workers.iter().position(|worker| worker.is_due(at)) {
             self.pump(worker);
+        }
+        if std::mem::take(&mut self.freed) || self.ask_again.is_some_and(|due| due <= at) {
+            self.release_held();
         }
     }
 
@@ -270,9 +282,9 @@ impl Fleet {
     /// What is wrong, in words.
     pub fn check(&self) -> Result<(), String> {
         self.brain.audit()?;
-        if self.brain.live_bookings() != self.live.len() {
-            let (booked, live) = (self.brain.live_bookings(), self.live.len());
-            return Err(format!("{booked} bookings, {live} requests"));
+        let (booked, live, held) = (self.brain.live_bookings(), self.live.len(), self.held.len());
+        if booked + held != live {
+            return Err(format!("{booked} bookings, {live} requests of which {held} are held"));
         }
         for (at, worker) in self.workers.iter().enumerate() {
             worker.check().map_err(|error| format!("worker {at}: {error}"))?;

@@ -277,7 +277,7 @@ fn served(outcome: &Outcome, ttft_slo: f64) -> Served {
         itl: itl.map(|at| seconds(at, outcome.ended) / f64::from(outcome.tokens - 1)),
         finished: outcome.ending == Ending::Finished,
         path: outcome.decision.map(|decision| decision.path),
-        predicted_ttft: outcome.decision.map(|decision| decision.ttft_seconds),
+        predicted_ttft: outcome.decision.map(|decision| decision.ttft_in_all_seconds()),
         ttft_slo,
     }
 }

@@ -1,0 +1,109 @@
+//! Requests that are late for their TTFT SLO whatever is done stand back for those that are not.
+
+use std::time::Duration;
+
+use pointsman_brain::{
+    Ask, Brain, Cause, Decision, Ladder, Leg, NoPath, Predicted, Rule, Settings, Slo, Slot, Time,
+};
+
+use crate::fleets::*;
+
+fn slo(ttft_ms: u64) -> Slo {
+    Slo { ttft: Some(Duration::from_millis(ttft_ms)), itl: None }
+}
+
+fn settings() -> Settings {
+    let settings = with_rule(Rule::Predicted);
+    Settings { predicted: Predicted { cold: Rule::Predicted, ..Predicted::default() }, ..settings }
+}
+
+fn after(seconds: f64) -> Time {
+    NOW.after(Duration::from_secs_f64(seconds))
+}
+
+/// Asks for 4000 tokens, some 0.2 s of prefill, by one who may wait.
+fn ask(brain: &mut Brain, slo: Slo, waited: Duration, now: Time) -> Result<Decision, NoPath> {
+    let tries = fresh();
+    let ask = Ask { slo, waited, may_wait: true, ..Ask::new(4_000, &[], &tries) };
+    brain.decide(&ask, now)
+}
+
+/// One unified worker with two seconds of prompts before it.
+fn busy(settings: Settings) -> Brain {
+    let mut brain = brain(settings, &[unified()]);
+    let tries = fresh();
+    brain.decide(&Ask::new(40_000, &[], &tries), NOW).unwrap();
+    brain
+}
+
+fn waits(answer: Result<Decision, NoPath>) -> Option<Duration> {
+    match answer {
+        Err(NoPath::Late { again_in }) => Some(again_in),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => None,
+    }
+}
+
+#[test]
+fn what_is_late_whatever_is_done_waits_until_its_worker_is_about_to_run_dry() {
+    let mut brain = busy(settings());
+    let none = Duration::ZERO;
+    let again_in = waits(ask(&mut brain, slo(500), none, NOW)).expect("late");
+    assert_eq!(brain.live_bookings(), 1, "who waits holds nothing");
+    // Just before, it is told to wait for the rest of that time; then it is served, late as it is.
+    let rest = Duration::from_millis(10);
+    let before = NOW.after(again_in - rest);
+    let left = waits(ask(&mut brain, slo(500), again_in - rest, before)).expect("late");
+    assert!(left.abs_diff(rest) < Duration::from_micros(10), "{left:?}");
+    let due = NOW.after(again_in + Duration::from_micros(10));
+    assert_eq!(waits(ask(&mut brain, slo(500), again_in, due)), None);
+    assert_eq!(brain.live_bookings(), 2);
+}
+
+#[test]
+fn what_can_be_served_in_time_goes_ahead_of_it() {
+    let mut brain = busy(settings());
+    assert!(waits(ask(&mut brain, slo(500), Duration::ZERO, NOW)).is_some());
+    assert_eq!(waits(ask(&mut brain, slo(5_000), Duration::ZERO, NOW)), None);
+    // The time that it has waited counts.
+    assert!(waits(ask(&mut brain, slo(5_000), Duration::from_secs(4), NOW)).is_some());
+}
+
+#[test]
+fn nobody_waits_for_a_worker_that_is_idle_or_without_an_objective_or_when_it_is_off() {
+    let none = Duration::ZERO;
+    let mut idle = brain(settings(), &[unified()]);
+    assert_eq!(waits(ask(&mut idle, slo(1), none, NOW)), None);
+    assert_eq!(waits(ask(&mut busy(settings()), Slo::default(), none, NOW)), None);
+    let predicted = Predicted { hold_late: false, ..settings().predicted };
+    let off = Settings { predicted, ..settings() };
+    assert_eq!(waits(ask(&mut busy(off), slo(500), none, NOW)), None);
+    let threshold = Settings { shadow: vec![settings().policy], ..with_rule(Rule::AlwaysLocal) };
+    assert_eq!(waits(ask(&mut busy(threshold), slo(500), none, NOW)), None);
+}
+
+#[test]
+fn who_may_not_wait_and_who_has_been_tried_is_sent_at_once() {
+    let tries = fresh();
+    let mut brain = busy(settings());
+    let impatient = Ask { slo: slo(500), ..Ask::new(4_000, &[], &tries) };
+    assert!(brain.decide(&impatient, NOW).is_ok());
+
+    let mut brain = crate::fleets::brain(settings(), &[unified(), unified()]);
+    for _ in 0..2 {
+        brain.decide(&Ask::new(40_000, &[], &tries), NOW).unwrap();
+    }
+    let mut failed = Ladder::new(brain.settings());
+    failed.failed(Leg::Local, Slot(0), Cause::Connect);
+    let again = Ask { slo: slo(500), may_wait: true, ..Ask::new(4_000, &[], &failed) };
+    assert!(brain.decide(&again, after(0.1)).is_ok());
+}
+
+#[test]
+fn the_record_says_who_would_wait() {
+    let brain = busy(settings());
+    let tries = fresh();
+    let with = |ttft_ms| Ask { slo: slo(ttft_ms), ..Ask::new(4_000, &[], &tries) };
+    assert!(brain.explain(&with(500), NOW).unwrap().waits);
+    assert!(!brain.explain(&with(5_000), NOW).unwrap().waits);
+}
