@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use pointsman_sim::mock::{EngineConfig, Faults, KvEvents, KvSocket, MockEngine, Role};
+use pointsman_sim::mock::{Dialect, EngineConfig, Faults, KvEvents, KvSocket, MockEngine, Role};
 
 use crate::shutdown;
 
@@ -14,6 +14,15 @@ pub(crate) struct Args {
     /// What it is for.
     #[arg(long, value_enum)]
     role: RoleArg,
+    /// Whose wire it speaks.
+    #[arg(long, value_enum, default_value_t = DialectArg::Vllm)]
+    dialect: DialectArg,
+    /// Where decode engines meet it, of an SGLang prefill engine; 0 takes a free port.
+    #[arg(long, default_value_t = 0)]
+    bootstrap_port: u16,
+    /// SGLang: a decode engine computes prompts itself when asked to.
+    #[arg(long)]
+    conditional_agg: bool,
     /// Address that its sockets bind.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
@@ -71,6 +80,13 @@ enum RoleArg {
     Unified,
 }
 
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DialectArg {
+    Vllm,
+    Sglang,
+    Trtllm,
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let config = config(args)?;
     shutdown::block_on(async {
@@ -105,6 +121,13 @@ fn config(args: &Args) -> anyhow::Result<EngineConfig> {
             RoleArg::Decode => Role::Decode,
             RoleArg::Unified => Role::Unified,
         },
+        dialect: match args.dialect {
+            DialectArg::Vllm => Dialect::Vllm,
+            DialectArg::Sglang => Dialect::Sglang,
+            DialectArg::Trtllm => Dialect::Trtllm,
+        },
+        bootstrap_port: args.bootstrap_port,
+        conditional_agg: args.conditional_agg,
         host: args.host,
         port: args.port,
         model: args.model.clone(),

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod command;
 mod support;
 
 use std::time::Duration;
@@ -484,6 +485,51 @@ async fn what_a_worker_says_of_itself_is_known() {
         json!({"local_prefill": false, "events": "all", "skips_cached_blocks": true,
                "legs": "together", "takes_ids": "completions"})
     );
+}
+
+/// What `check` says of these engines, each in a role.
+async fn check(engines: &[(&str, &MockEngine)]) -> command::Ended {
+    let worker = |(role, engine): &(&str, &MockEngine)| json!({"name": format!("{role}-0"), "role": role, "url": engine.url(), "engine": "sglang"});
+    let workers: Vec<Value> = engines.iter().map(worker).collect();
+    let config = json!({"models": [{"name": MODEL, "tokenizer": "builtin", "workers": workers}]});
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pointsman.yaml");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let file = file.to_string_lossy().into_owned();
+    let checked = move || command::run(&["check", "-c", &file], &[], "");
+    tokio::task::spawn_blocking(checked).await.unwrap()
+}
+
+async fn engine(role: Role) -> MockEngine {
+    let config =
+        EngineConfig { dialect: Dialect::Sglang, model: MODEL.into(), ..EngineConfig::of(role) };
+    MockEngine::start(config).await.unwrap()
+}
+
+#[tokio::test]
+async fn check_says_what_each_worker_can_do_and_what_follows() {
+    let (prefill, decode) = (engine(Role::Prefill).await, engine(Role::Decode).await);
+    let ended = check(&[("prefill", &prefill), ("decode", &decode)]).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for words in [
+        "sglang 0.32.0",
+        "can      tells its KV events, both legs at once, takes token ids of completions",
+        "can      tells its KV events, never prefills, fetches what it lacks, both legs at once",
+        "note     it refuses a request that was not prefilled elsewhere",
+        "warning  no decode worker can prefill locally and there is no unified worker",
+    ] {
+        assert!(ended.out.contains(words), "{words:?} is not in {}", ended.out);
+    }
+    assert!(!ended.out.contains("token budget"), "the engine told it: {}", ended.out);
+}
+
+#[tokio::test]
+async fn check_finds_a_worker_that_is_started_for_something_else() {
+    let decode = engine(Role::Decode).await;
+    let ended = check(&[("unified", &decode)]).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let words = "PROBLEM  runs with --disaggregation-mode decode, which is no `role: unified`";
+    assert!(ended.out.contains(words), "{}", ended.out);
 }
 
 // ---- its own endpoint ------------------------------------------------------------------------

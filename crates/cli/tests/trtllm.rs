@@ -1,8 +1,9 @@
 //! A fleet of TensorRT-LLM workers: context, then generation; answers that are complete after the
 //! context; each way in which either leg can fail; KV events that have to be asked for.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod command;
 mod support;
 
 use pointsman_sim::mock::{
@@ -14,8 +15,7 @@ use support::{Body, Fleet, Request, Spec, wait_for, wait_until};
 
 /// Makes a worker one of TensorRT-LLM.
 fn trtllm(spec: Spec) -> Spec {
-    spec.engine(|engine| engine.dialect = Dialect::Trtllm)
-        .worker(json!({"engine": "trtllm", "block_size": 16}))
+    spec.engine(|engine| engine.dialect = Dialect::Trtllm).worker(json!({"engine": "trtllm"}))
 }
 
 fn prefill(name: &str) -> Spec {
@@ -359,8 +359,9 @@ async fn what_a_prefill_worker_computed_is_known_by_its_polled_events() {
         (&worker["publishes_events"], &worker["index_stale"]),
         (&json!(true), &json!(false))
     );
-    // The engine told how many blocks it has.
+    // The engine told how many blocks it has, and what they hold.
     assert_eq!(worker["capacity_blocks"], json!(40_000));
+    assert_eq!(worker["reading"]["running"], json!(0), "{worker}");
 }
 
 #[tokio::test]
@@ -410,4 +411,26 @@ async fn what_a_worker_can_do_is_known() {
         json!({"local_prefill": true, "events": "computed", "skips_cached_blocks": null,
                "legs": "prefill_first", "takes_ids": "completions_and_chat"})
     );
+}
+
+#[tokio::test]
+async fn check_takes_no_events_away_from_the_router_that_serves() {
+    let engine = MockEngine::start(EngineConfig {
+        dialect: Dialect::Trtllm,
+        model: MODEL.into(),
+        ..EngineConfig::of(Role::Unified)
+    });
+    let engine = engine.await.unwrap();
+    let worker = json!({"role": "unified", "url": engine.url(), "engine": "trtllm"});
+    let config = json!({"models": [{"name": MODEL, "tokenizer": "builtin", "workers": [worker]}]});
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pointsman.yaml");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let file = file.to_string_lossy().into_owned();
+    let checked = move || command::run(&["check", "-c", &file], &[], "");
+    let ended = tokio::task::spawn_blocking(checked).await.unwrap();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.out.contains("note     its KV events go to whoever asks first"), "{}", ended.out);
+    let (_, events) = Request::post("/kv_cache_events", &json!({})).json(engine.addr()).await;
+    assert_eq!(events[0]["data"]["type"], json!("created"));
 }

@@ -32,6 +32,11 @@ pub(crate) fn of_sglang(load: &EngineLoad, block_size: NonZeroU32) -> Reading {
     }
 }
 
+/// A reading of TensorRT-LLM's `/metrics`.
+pub(crate) fn of_trtllm(load: &EngineLoad) -> Reading {
+    Reading { capacity_blocks: load.num_gpu_blocks, ..common(load) }
+}
+
 fn common(load: &EngineLoad) -> Reading {
     let whole = |value: Option<f64>| value.map(|value| value as u32);
     Reading {

@@ -239,8 +239,25 @@ impl Watching {
         match self.worker.settings.engine {
             Engine::Vllm => self.scrape_vllm().await,
             Engine::Sglang => self.scrape_sglang().await,
-            Engine::Trtllm | Engine::OpenAi => {}
+            Engine::Trtllm => self.scrape_trtllm().await,
+            Engine::OpenAi => {}
         }
+    }
+
+    async fn scrape_trtllm(&self) {
+        let Some(body) = self.document("/metrics").await else { return };
+        let load = match load::read_trtllm(&body) {
+            Ok(load) => load,
+            Err(error) => return self.complain(&error),
+        };
+        let Some(slot) = self.worker.slots.first().filter(|_| load.running.is_some()) else {
+            return;
+        };
+        self.group.brain().reading(*slot, reading::of_trtllm(&load), self.group.now());
+        self.group.amend(&self.worker, |learned| {
+            learned.block_size = load.block_size.and_then(NonZeroU32::new).or(learned.block_size);
+            learned.capacity_blocks = load.num_gpu_blocks.or(learned.capacity_blocks);
+        });
     }
 
     async fn scrape_vllm(&self) {

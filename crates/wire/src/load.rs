@@ -1,4 +1,4 @@
-//! Reads vLLM's `/metrics` and SGLang's `/v1/loads` into the few figures that routing uses.
+//! Reads vLLM's `/metrics`, SGLang's `/v1/loads` and TensorRT-LLM's `/metrics` into the few figures that routing uses.
 //!
 //! Invariant: a figure that is missing, malformed, negative or not finite is None, never a guess.
 
@@ -73,6 +73,18 @@ pub fn read_sglang(body: &[u8], rank: u32) -> Result<EngineLoad, DiscoveryError>
     Ok(loads.iter().find(of_rank).map(EngineLoad::of_sglang).unwrap_or_default())
 }
 
+/// Reads TensorRT-LLM's `/metrics`: statistics of iterations, of which the last counts. It hands them out
+/// once, so that there may be none. From its sources; no reply was captured.
+///
+/// # Errors
+/// The reply is not of that shape.
+pub fn read_trtllm(body: &[u8]) -> Result<EngineLoad, DiscoveryError> {
+    let error = |why: &str| DiscoveryError { what: "/metrics", why: why.to_owned() };
+    let reply: Value = serde_json::from_slice(body).map_err(|_| error("the reply is not JSON"))?;
+    let iterations = reply.as_array().ok_or_else(|| error("the reply is not a list"))?;
+    Ok(iterations.last().map(EngineLoad::of_trtllm).unwrap_or_default())
+}
+
 /// What is neither negative nor beyond all numbers.
 fn sound(value: f64) -> Option<f64> {
     (value.is_finite() && value >= 0.0).then_some(value)
@@ -100,6 +112,21 @@ impl EngineLoad {
             steps: moment(0),
             decode_tokens: moment(1),
             decode_seconds: moment(4).map(|us| us / 1e6),
+            ..EngineLoad::default()
+        }
+    }
+
+    fn of_trtllm(iteration: &Value) -> EngineLoad {
+        let number = |of: &Value, name| of.get(name).and_then(Value::as_f64).and_then(sound);
+        let kv = iteration.get("kvCacheStats").unwrap_or(&Value::Null);
+        let whole = |name| kv.get(name).and_then(Value::as_u64).filter(|count| *count > 0);
+        let used = number(kv, "usedNumBlocks").zip(whole("maxNumBlocks"));
+        EngineLoad {
+            running: number(iteration, "numActiveRequests"),
+            waiting: number(iteration, "numQueuedRequests"),
+            kv_usage: used.map(|(used, all)| used / all as f64).filter(|share| *share <= 1.0),
+            num_gpu_blocks: whole("maxNumBlocks"),
+            block_size: whole("tokensPerBlock").and_then(|size| u32::try_from(size).ok()),
             ..EngineLoad::default()
         }
     }
@@ -229,6 +256,18 @@ vllm:cache_config_info{block_size=\"None\",num_gpu_blocks=\"None\"} 1\n";
         let rest =
             EngineLoad { capacity_tokens: Some(8.0), steps: Some(1.0), ..EngineLoad::default() };
         assert_eq!(read(odd, 1), Ok(rest));
+    }
+
+    #[test]
+    fn of_iterations_the_last_counts() {
+        let body =
+            br#"[{"numActiveRequests":9},{"iter":2,"numActiveRequests":3,"numQueuedRequests":1,
+            "kvCacheStats":{"maxNumBlocks":100,"usedNumBlocks":25,"tokensPerBlock":32}}]"#;
+        let load = read_trtllm(body).unwrap();
+        assert_eq!((load.running, load.waiting, load.kv_usage), (Some(3.0), Some(1.0), Some(0.25)));
+        assert_eq!((load.num_gpu_blocks, load.block_size), (Some(100), Some(32)));
+        assert_eq!(read_trtllm(b"[]").unwrap(), EngineLoad::default());
+        assert!(read_trtllm(b"{}").is_err() && read_trtllm(b"vllm:x 1").is_err());
     }
 
     proptest! {
