@@ -22,6 +22,7 @@ const METRICS: &[(&str, &str)] = &[
     ("itl_seconds", "histogram"),
     ("leg_failures", "counter"),
     ("requests_in_flight", "gauge"),
+    ("held_requests", "gauge"),
     ("reserved_prefill_tokens", "gauge"),
     ("reserved_kv_blocks", "gauge"),
     ("worker_up", "gauge"),

@@ -114,6 +114,7 @@ fn status(router: &Router) -> Value {
                 "shadow": group.shadows,
                 "readiness": brain.can_serve(group.now()),
                 "live_bookings": brain.live_bookings(),
+                "held_requests": group.hold.held(),
                 "ledger": brain.audit().err().unwrap_or_else(|| "sound".to_owned()),
                 "never_fires": brain.never_fires(),
                 "slo": brain.settings().slo,

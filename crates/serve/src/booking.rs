@@ -25,11 +25,14 @@ impl Booking {
     /// The prefill leg was answered.
     pub(crate) fn prefill_done(&self) {
         self.group.brain().prefill_done(self.id, self.group.now());
+        self.group.hold.released();
     }
 
     /// The first token came: what was predicted of it, and what it was.
     pub(crate) fn first_token(&self) -> Option<FirstToken> {
-        self.group.brain().first_token(self.id, self.group.now())
+        let first = self.group.brain().first_token(self.id, self.group.now());
+        self.group.hold.released();
+        first
     }
 
     /// So many tokens have come; told to the brain now and then.
@@ -57,5 +60,6 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         self.group.brain().settle(self.id, self.end, self.group.now());
+        self.group.hold.released();
     }
 }

@@ -19,6 +19,7 @@ use pointsman_wire::dialect::{Dialect, Sglang, Trtllm, Vllm};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::hold::Hold;
 use crate::mark::Marks;
 use crate::prompt::Tokenizer;
 use crate::snapshot::Seeds;
@@ -272,6 +273,7 @@ pub(crate) struct Group {
     pub(crate) created: u64,
     /// Names of the shadow policies, in the brain's order.
     pub(crate) shadows: Vec<&'static str>,
+    pub(crate) hold: Hold,
     /// What stands in for the events of a worker that publishes none.
     approximate: config::Approximate,
     clock: Clock,
@@ -329,6 +331,7 @@ impl Group {
             roster: ArcSwap::default(),
             created: u64::try_from(crate::prompt::unix_seconds()).unwrap_or(0),
             shadows: brain.settings().shadow.iter().map(|shadow| shadow.rule.as_str()).collect(),
+            hold: Hold::default(),
             approximate,
             clock,
             brain: Mutex::new(brain),

@@ -17,6 +17,7 @@ mod events;
 mod fleet;
 mod handoff;
 mod headers;
+mod hold;
 mod kv_metrics;
 mod life;
 mod listener;

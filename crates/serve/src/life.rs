@@ -9,12 +9,12 @@ mod reply;
 mod together;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::request::Parts;
 use http::{HeaderMap, Response};
 use hyper::body::Incoming;
-use pointsman_brain::{Ask, Cause, Decision, Held, Ladder, Leg, Next, Path, Slo, Slot};
+use pointsman_brain::{Ask, Cause, Decision, Held, Ladder, Leg, Next, NoPath, Path, Slo, Slot};
 use pointsman_wire::body::Limits;
 use pointsman_wire::dialect::{
     self, Api, Failure, LegContext, LegRequest, Order, Prefill, Request, Verdict,
@@ -59,6 +59,8 @@ pub(crate) struct Life {
     pub(crate) tried: Vec<Rank>,
     session: Option<u64>,
     slo: Slo,
+    /// When it was ready to be decided.
+    ready: Instant,
     wish: Option<Path>,
     patience: Patience,
 }
@@ -69,6 +71,19 @@ struct Plan {
     booking: Booking,
     prefill: Option<Rank>,
     rank: Rank,
+}
+
+/// Why there is no plan.
+enum NoPlan {
+    Refused(Refusal),
+    /// The brain is to be asked again, after this long at the latest.
+    Wait(Duration),
+}
+
+impl From<Refusal> for NoPlan {
+    fn from(refusal: Refusal) -> NoPlan {
+        NoPlan::Refused(refusal)
+    }
 }
 
 /// What a prefill leg led to.
@@ -179,6 +194,7 @@ pub(crate) async fn begin(
         eligible: receive::eligible(&roster, &group, &model, api),
         session: session::key(&group.settings.session, &head.headers, &request, &prompt),
         slo: slo::of(&head.headers)?,
+        ready: Instant::now(),
         wish: receive::wish(&head.headers)?,
         id: receive::request_id(&head.headers),
         path: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
@@ -241,7 +257,7 @@ async fn live(life: &mut Life, ticket: Ticket) -> Result<Reply, Refusal> {
     let mut ticket = Some(ticket);
     let mut unused = None;
     loop {
-        let plan = life.plan(&ladder)?;
+        let plan = life.plan_in_turn(&ladder).await?;
         let fault = match life.carry_out(plan, unused.take(), &mut ticket).await {
             Ok(reply) => return Ok(reply),
             Err(fault) => fault,
@@ -290,6 +306,7 @@ impl Life {
         ask.streams = self.request.body().stream();
         ask.session = self.session;
         ask.slo = self.slo;
+        ask.waited = self.ready.elapsed();
         ask.wish = self.wish;
         ask.eligible = Some(&self.eligible);
         ask
@@ -313,21 +330,48 @@ impl Life {
         }
     }
 
+    /// Decides and reserves, after a wait where the brain says so.
+    async fn plan_in_turn(&mut self, ladder: &Ladder) -> Result<Plan, Refusal> {
+        match self.plan(ladder) {
+            Ok(plan) => return Ok(plan),
+            Err(NoPlan::Refused(refusal)) => return Err(refusal),
+            Err(NoPlan::Wait(_)) => {}
+        }
+        let (group, deadline) = (Arc::clone(&self.group), self.patience.deadline);
+        let place = group.hold.join();
+        let waiting = async {
+            let head = place.head().await;
+            loop {
+                match self.plan(ladder) {
+                    Ok(plan) => return Ok(plan),
+                    Err(NoPlan::Refused(refusal)) => return Err(refusal),
+                    Err(NoPlan::Wait(again_in)) => head.wait(again_in).await,
+                }
+            }
+        };
+        match tokio::time::timeout_at(deadline, waiting).await {
+            Ok(planned) => planned,
+            Err(_elapsed) => Err(report::held_too_long(self)),
+        }
+    }
+
     /// Decides and reserves.
-    fn plan(&mut self, ladder: &Ladder) -> Result<Plan, Refusal> {
+    fn plan(&mut self, ladder: &Ladder) -> Result<Plan, NoPlan> {
         let group = Arc::clone(&self.group);
         let mut brain = group.brain();
         // While the brain is held, a slot is the same worker for it and for the roster; before, another
         // one may have taken a slot that was given up.
         self.look_again();
-        let decided = brain.decide(&self.ask(ladder), group.now());
+        let ask = Ask { may_wait: true, ..self.ask(ladder) };
+        let decided = brain.decide(&ask, group.now());
         drop(brain);
         let decision = match decided {
             Ok(decision) => decision,
+            Err(NoPath::Late { again_in }) => return Err(NoPlan::Wait(again_in)),
             Err(no_path) if ladder.causes().is_empty() => {
-                return Err(report::no_path(self, &no_path));
+                return Err(report::no_path(self, &no_path).into());
             }
-            Err(_) => return Err(report::gave_up(self, ladder)),
+            Err(_) => return Err(report::gave_up(self, ladder).into()),
         };
         let booking = Booking::new(Arc::clone(&self.group), decision.booking);
         report::decision(self, &decision);
@@ -336,7 +380,7 @@ impl Life {
         match decode {
             Some(rank) => Ok(Plan { decision, booking, prefill, rank }),
             // Only slots of this request's roster are eligible, so this is a defect, not a path.
-            None => Err(Refusal::new(500, "the worker that was chosen is not known")),
+            None => Err(Refusal::new(500, "the worker that was chosen is not known").into()),
         }
     }
 

@@ -68,6 +68,7 @@ struct WorkerGauges {
     index_blocks: Family<ByWorker, Gauge>,
     index_stale: Family<ByWorker, Gauge>,
     live_bookings: Family<ByModel, Gauge>,
+    held: Family<ByModel, Gauge>,
     token_cache_bytes: Family<ByModel, Gauge>,
 }
 
@@ -87,6 +88,7 @@ pub(crate) struct WorkerReading {
 pub(crate) struct GroupReading {
     pub(crate) labels: ByModel,
     pub(crate) live_bookings: u64,
+    pub(crate) held: usize,
     pub(crate) token_cache_bytes: u64,
 }
 
@@ -134,6 +136,11 @@ impl Metrics {
                 "1 while the worker's KV events have a gap that could not be filled",
             ),
             live_bookings: gauge(r, "live_bookings", "Requests booked in the ledger"),
+            held: gauge(
+                r,
+                "held_requests",
+                "Requests late for their objective that wait for a free worker",
+            ),
             token_cache_bytes: gauge(
                 r,
                 "token_cache_bytes",
@@ -236,6 +243,7 @@ impl WorkerGauges {
         }
         for group in groups {
             set(&self.live_bookings, &group.labels, group.live_bookings);
+            set(&self.held, &group.labels, group.held as u64);
             set(&self.token_cache_bytes, &group.labels, group.token_cache_bytes);
         }
     }

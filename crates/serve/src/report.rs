@@ -86,6 +86,7 @@ pub(crate) fn decision(life: &Life, decision: &Decided) {
         decode = life.worker(Some(decision.decode)),
         guards = ?decision.vetoes,
         fallbacks = ?decision.fallbacks,
+        held_ms = millis(decision.waited.as_secs_f64()),
         predicted_ttft_ms = millis(decision.ttft_seconds),
         predicted_itl_ms = millis(decision.itl_seconds),
         local_cost = decision.scores.local.map(|score| score.j),
@@ -126,19 +127,32 @@ pub(crate) fn mark(to: &mut HeaderMap, decision: &Decided, rank: &Rank) {
     if let Ok(value) = HeaderValue::from_str(rank.worker.name()) {
         to.insert(headers::WORKER, value);
     }
-    if let Ok(value) = HeaderValue::from_str(&format!("{:.3}", decision.ttft_seconds * 1e3)) {
+    if let Ok(value) = HeaderValue::from_str(&format!("{:.3}", decision.ttft_in_all_seconds() * 1e3)) {
         to.insert(headers::TTFT, value);
     }
 }
 
 /// The refusal of a request that no plan fits.
 pub(crate) fn no_path(life: &Life, no_path: &NoPath) -> Refusal {
+    if *no_path == NoPath::NotDisaggregable && life.request.choices() > 1 {
+        let message = "several choices need a worker that can prefill locally, and this fleet has none; \
+                       ask for one at a time";
+        return Refusal::new(400, message).param("n");
+    }
     if no_path.is_request_fault() {
         return Refusal::new(400, no_path.to_string());
     }
     tracing::warn!(request = life.id, model = life.model, reason = no_path.as_str(), "{no_path}");
     Refusal::new(503, format!("model `{}`: {no_path}; try again later", life.model))
         .retry_after(life.router.settings.limits.retry_after)
+}
+
+/// The refusal of a request that no worker was free for in its time.
+pub(crate) fn held_too_long(life: &Life) -> Refusal {
+    let (model, limit) = (&life.model, life.router.settings.timeouts.request);
+    tracing::warn!(request = life.id, model, "no worker was free within {limit:?}");
+    let message = format!("model `{model}`: no worker was free within {limit:?}; try again later");
+    Refusal::new(503, message).retry_after(life.router.settings.limits.retry_after)
 }
 
 /// The refusal of a request that every try has failed.

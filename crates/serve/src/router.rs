@@ -234,5 +234,6 @@ fn group_reading(group: &Group) -> GroupReading {
         _ => 0,
     };
     let labels = crate::metrics::ByModel { model: group.name().to_owned() };
-    GroupReading { labels, live_bookings: group.brain().live_bookings() as u64, token_cache_bytes }
+    let live_bookings = group.brain().live_bookings() as u64;
+    GroupReading { labels, live_bookings, held: group.hold.held(), token_cache_bytes }
 }
