@@ -127,7 +127,9 @@ pub(crate) fn mark(to: &mut HeaderMap, decision: &Decided, rank: &Rank) {
     if let Ok(value) = HeaderValue::from_str(rank.worker.name()) {
         to.insert(headers::WORKER, value);
     }
-    if let Ok(value) = HeaderValue::from_str(&format!("{:.3}", decision.ttft_in_all_seconds() * 1e3)) {
+    if let Ok(value) =
+        HeaderValue::from_str(&format!("{:.3}", decision.ttft_in_all_seconds() * 1e3))
+    {
         to.insert(headers::TTFT, value);
     }
 }
