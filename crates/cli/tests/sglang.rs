@@ -408,10 +408,12 @@ async fn several_prompts_or_choices_get_a_clear_400_where_no_worker_prefills_loc
     let mut choices = completion(&prompt(1, 64), 4, false);
     choices["n"] = json!(2);
     let batch = json!({"model": MODEL, "prompt": [prompt(1, 64), prompt(2, 64)], "max_tokens": 4});
-    for asked in [choices, batch] {
+    for (asked, what) in [(choices, "several choices"), (batch, "a batch of prompts")] {
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!(head.status, 400, "{body:?}");
-        assert!(body.error().contains("locally"), "{body:?}");
+        let needs = format!("{what} need");
+        let said = body.error();
+        assert!(said.starts_with(&needs) && said.contains("prefill locally"), "{body:?}");
     }
     assert_eq!(fleet.requests("d0").len(), 0);
 }
