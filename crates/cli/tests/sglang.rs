@@ -502,10 +502,12 @@ async fn check(engines: &[(&str, &MockEngine)]) -> command::Ended {
     tokio::task::spawn_blocking(checked).await.unwrap()
 }
 
+fn config_of(role: Role) -> EngineConfig {
+    EngineConfig { dialect: Dialect::Sglang, model: MODEL.into(), ..EngineConfig::of(role) }
+}
+
 async fn engine(role: Role) -> MockEngine {
-    let config =
-        EngineConfig { dialect: Dialect::Sglang, model: MODEL.into(), ..EngineConfig::of(role) };
-    MockEngine::start(config).await.unwrap()
+    MockEngine::start(config_of(role)).await.unwrap()
 }
 
 #[tokio::test]
@@ -527,8 +529,11 @@ async fn check_says_what_each_worker_can_do_and_what_follows() {
 
 #[tokio::test]
 async fn check_finds_a_worker_that_is_started_for_something_else() {
-    let decode = engine(Role::Decode).await;
+    let decode = EngineConfig { ranks: 2, ..config_of(Role::Decode) };
+    let decode = MockEngine::start(decode).await.unwrap();
     let ended = check(&[("unified", &decode)]).await;
+    let ranks = "warning  has 2 data-parallel ranks and `ranks` is 1";
+    assert!(ended.out.contains(ranks), "{}", ended.out);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let words = "PROBLEM  runs with --disaggregation-mode decode, which is no `role: unified`";
     assert!(ended.out.contains(words), "{}", ended.out);

@@ -126,6 +126,22 @@ fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Finding
             s.role.as_str()
         ));
     }
+    if let Some(ranks) = learned.ranks.filter(|ranks| *ranks != u32::from(s.ranks.get())) {
+        findings.warning(format!(
+            "has {ranks} data-parallel ranks and `ranks` is {}: set it to {ranks}, so that each rank's \
+             load and cache are known",
+            s.ranks
+        ));
+    }
+    check_names(group, worker, findings);
+    if s.engine != Engine::OpenAi {
+        check_signals(worker, findings);
+    }
+}
+
+/// Whether the engine knows every name that it is asked for.
+fn check_names(group: &Group, worker: &Worker, findings: &mut Findings) {
+    let (s, learned) = (&worker.settings, worker.learned.load());
     let names: Vec<&str> = learned.models.iter().map(|model| model.id.as_str()).collect();
     let m = &group.settings;
     // A request reaches the engine as it came, so the engine has to know every name itself.
@@ -142,9 +158,11 @@ fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Finding
     for adapter in m.adapters.iter().filter(|adapter| !names.contains(&adapter.as_str())) {
         findings.warning(format!("does not list adapter `{adapter}`: it gets no requests for it"));
     }
-    if s.engine == Engine::OpenAi {
-        return;
-    }
+}
+
+/// What the engine says of its load and its cache.
+fn check_signals(worker: &Worker, findings: &mut Findings) {
+    let (s, learned) = (&worker.settings, worker.learned.load());
     if learned.capacity_blocks.is_none() && s.capacity_blocks.is_none() {
         findings.warning("tells no KV capacity: the decode_kv guard is skipped on it");
     }

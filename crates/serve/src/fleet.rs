@@ -80,6 +80,8 @@ pub(crate) struct Learned {
     pub(crate) skips_cached_blocks: Option<bool>,
     /// Where decode workers meet it.
     pub(crate) bootstrap_port: Option<u16>,
+    /// Its data-parallel ranks.
+    pub(crate) ranks: Option<u32>,
     /// What it is started as, if that is not what it is to be.
     pub(crate) other_role: Option<String>,
 }

@@ -18,6 +18,7 @@ pub(crate) fn learn(learned: &mut Learned, info: &ServerInfo, role: Role, publis
     let is = info.disaggregation_mode.as_deref();
     learned.other_role = is.filter(|mode| *mode != wanted).map(str::to_owned);
     learned.version = info.version;
+    learned.ranks = info.dp_size;
     learned.block_size = info.page_size.and_then(NonZeroU32::new);
     learned.capacity_blocks = info
         .max_total_tokens
