@@ -136,16 +136,8 @@ impl Metrics {
                 "1 while the worker's KV events have a gap that could not be filled",
             ),
             live_bookings: gauge(r, "live_bookings", "Requests booked in the ledger"),
-            held: gauge(
-                r,
-                "held_requests",
-                "Requests late for their objective that wait for a free worker",
-            ),
-            token_cache_bytes: gauge(
-                r,
-                "token_cache_bytes",
-                "Memory of tokens of prefixes seen before",
-            ),
+            held: gauge(r, "held_requests", "Late requests that wait for a free worker"),
+            token_cache_bytes: gauge(r, "token_cache_bytes", "Memory of tokens of known prefixes"),
         };
         let effective_isl_tokens = tokens();
         r.register(
