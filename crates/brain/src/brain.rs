@@ -7,7 +7,7 @@ use crate::candidates::{Seen, Slate, kv_demand};
 use crate::decision::{Decision, NoPath};
 use crate::field::Draws;
 use crate::fleet::{Fleet, Reading, Role, Slot, Worker, WorkerSpec};
-use crate::health::{HealthChange, HealthEvent};
+use crate::health::{Health, HealthChange, HealthEvent};
 use crate::late;
 use crate::ledger::{BookingId, End, Entry, Ledger, Settled};
 use crate::never_fires::never_fires;
@@ -85,10 +85,14 @@ impl Brain {
     /// Takes note of what was seen of a worker's health.
     pub fn observe(&mut self, slot: Slot, event: HealthEvent, now: Time) -> Option<HealthChange> {
         let worker = self.fleet.get_mut(slot)?;
-        let from = worker.health.condition();
-        worker.health = worker.health.step(event, &self.settings.breaker, now);
-        let to = worker.health.condition();
-        (from != to).then_some(HealthChange { from, to })
+        let breaker = &self.settings.breaker;
+        let condition = |worker: &Worker| [worker.health, worker.handoffs].map(Health::condition);
+        let from = condition(worker);
+        worker.health = worker.health.step(event, breaker, now);
+        worker.handoffs = worker.handoffs.step_handoffs(event, breaker, now);
+        // One event is about one of the two.
+        let changes = from.into_iter().zip(condition(worker));
+        changes.map(|(from, to)| HealthChange { from, to }).find(|change| change.from != change.to)
     }
 
     /// Takes note of what an engine reported. Its load counts for [`Settings::reading_max_age`].
@@ -151,6 +155,7 @@ impl Brain {
         for slot in settled.prefill.into_iter().chain([settled.decode]) {
             if let Some(worker) = self.fleet.get_mut(slot) {
                 worker.health = worker.health.over(booking, now);
+                worker.handoffs = worker.handoffs.over(booking, now);
             }
         }
         Some(settled)
@@ -241,6 +246,9 @@ impl Brain {
         for slot in prefill.filter(|_| !plan.prefilled).into_iter().chain([decode]) {
             if let Some(worker) = self.fleet.get_mut(slot) {
                 worker.health = worker.health.sent(booking);
+                if prefill.is_some() {
+                    worker.handoffs = worker.handoffs.sent(booking);
+                }
             }
         }
         if let Some(session) = ask.session.filter(|_| self.settings.session_affinity) {

@@ -58,6 +58,7 @@ impl Slate {
                 continue;
             }
             let mut candidate = measure(slot, worker, seen.ledger.load(slot), settings, ask);
+            candidate.fetches &= worker.handoffs.admits(now);
             if predicts {
                 candidate.outlook = seen.predictor.outlook_for(&candidate, ask, now);
             }
@@ -78,7 +79,9 @@ pub(crate) fn left_out(slot: Slot, worker: &Worker, ask: &Ask<'_>, now: Time) ->
         Some(LeftOut::Failed)
     } else if worker.draining {
         Some(LeftOut::Draining)
-    } else if !worker.health.admits(now) {
+    } else if !worker.health.admits(now)
+        || worker.spec.role == Role::Prefill && !worker.handoffs.admits(now)
+    {
         Some(LeftOut::Unhealthy)
     } else {
         None

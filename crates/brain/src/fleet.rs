@@ -160,6 +160,8 @@ pub(crate) struct Worker {
     /// When the engine was last read, and until when that counts.
     pub(crate) read: Option<(Time, Time)>,
     pub(crate) health: Health,
+    /// Of the hand-offs that it gives or takes.
+    pub(crate) handoffs: Health,
     pub(crate) draining: bool,
 }
 
@@ -205,6 +207,7 @@ impl Fleet {
                 reading: Reading::default(),
                 read: None,
                 health: Health::default(),
+                handoffs: Health::default(),
                 draining: false,
             });
         }

@@ -14,8 +14,10 @@ use crate::time::Time;
 pub enum HealthEvent {
     /// A leg was answered well.
     Answered,
-    /// A leg failed.
+    /// A leg failed. [`Cause::KvLoad`] is told of both workers of a hand-off.
     Failed(Cause),
+    /// A hand-off served, told of both its workers.
+    HandedOver,
     /// A health check passed.
     CheckPassed,
     /// A health check failed.
@@ -110,6 +112,23 @@ impl Health {
             HealthEvent::CheckFailed => self.check_failed(settings),
             HealthEvent::Answered => self.leg_ended(Meaning::Well, settings, now),
             HealthEvent::Failed(cause) => self.leg_ended(cause.meaning(), settings, now),
+            HealthEvent::HandedOver => self,
+        }
+    }
+
+    /// The health of a worker's hand-offs after `event`, apart from its own: a worker that cannot hand
+    /// over, or take over, can do everything else.
+    #[must_use]
+    pub(crate) fn step_handoffs(
+        self,
+        event: HealthEvent,
+        settings: &BreakerSettings,
+        now: Time,
+    ) -> Health {
+        match event {
+            HealthEvent::HandedOver => self.leg_ended(Meaning::Well, settings, now),
+            HealthEvent::Failed(Cause::KvLoad) => self.leg_ended(Meaning::Broken, settings, now),
+            _ => self,
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pointsman_brain::{
     Ask, Brain, BreakerSettings, Cause, Condition, Decision, End, HealthChange, HealthEvent,
-    NoPath, Rule, Settings, Slot, Time,
+    NoPath, Path, Policy, Rule, Settings, Slot, Time,
 };
 
 use crate::fleets::*;
@@ -83,7 +83,6 @@ fn client_errors_load_and_expired_kv_never_count() {
         Cause::Overload(429),
         Cause::Overload(503),
         Cause::Expired,
-        Cause::KvLoad,
     ] {
         for _ in 0..10 {
             assert_eq!(fail(&mut brain, cause, NOW), None, "{cause}");
@@ -264,4 +263,53 @@ fn both_workers_of_a_pair_can_be_probes() {
     brain.observe(Slot(0), HealthEvent::Answered, millis(1001));
     brain.settle(probe.booking, End::Cancelled, millis(1002));
     assert!(ask_at(&mut brain, millis(1002)).is_ok());
+}
+
+const P: Slot = Slot(0);
+const D0: Slot = Slot(1);
+const D1: Slot = Slot(2);
+
+/// One prefill and two decode workers whose requests go remote.
+fn disaggregated() -> Brain {
+    let policy = Policy { rule: Rule::AlwaysRemote, ..Policy::default() };
+    brain(Settings { policy, ..settings() }, &[prefill(), decode(), decode()])
+}
+
+fn hand_over(brain: &mut Brain, decode: Slot, event: HealthEvent, now: Time) {
+    for slot in [P, decode] {
+        brain.observe(slot, event, now);
+    }
+}
+
+const COULD_NOT_FETCH: HealthEvent = HealthEvent::Failed(Cause::KvLoad);
+
+#[test]
+fn a_decode_worker_that_fetches_from_nobody_is_handed_nothing_and_stays_in_use() {
+    let mut brain = disaggregated();
+    for _ in 0..3 {
+        hand_over(&mut brain, D0, COULD_NOT_FETCH, NOW);
+        hand_over(&mut brain, D1, HealthEvent::HandedOver, NOW);
+    }
+    assert!(brain.workers().all(|worker| worker.condition == Condition::Up));
+    for _ in 0..8 {
+        let decision = ask_at(&mut brain, NOW).unwrap();
+        assert_eq!((decision.prefill, decision.decode), (Some(P), D1));
+    }
+}
+
+#[test]
+fn a_prefill_worker_that_nobody_can_fetch_from_is_left_alone_and_then_probed_once() {
+    let mut brain = disaggregated();
+    for decode in [D0, D1, D0] {
+        hand_over(&mut brain, decode, COULD_NOT_FETCH, NOW);
+        // Its prompts are computed well all the while.
+        brain.observe(P, HealthEvent::Answered, NOW);
+    }
+    let path = |brain: &mut Brain, now| ask_at(brain, now).unwrap().path;
+    assert_eq!(path(&mut brain, NOW), Path::Local);
+    let probe = ask_at(&mut brain, millis(1000)).unwrap();
+    assert_eq!(probe.path, Path::Remote);
+    assert_eq!(path(&mut brain, millis(1000)), Path::Local, "one probe at a time");
+    hand_over(&mut brain, probe.decode, HealthEvent::HandedOver, millis(1001));
+    assert_eq!(path(&mut brain, millis(1001)), Path::Remote);
 }
