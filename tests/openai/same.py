@@ -43,6 +43,10 @@ class Asker:
         """The same for a completion."""
         return self._same(lambda client: client.completions, BOTH, request)
 
+    def unsplit_chat(self, **request):
+        """The same for a chat that has to go local."""
+        return self._same(lambda client: client.chat.completions, [LOCAL], request, reason="batch")
+
     def unsplit_completion(self, **request):
         """The same for a completion that has to go local."""
         return self._same(lambda client: client.completions, [LOCAL], request, reason="batch")

@@ -78,7 +78,7 @@ def test_an_answer_of_a_single_token_can_be_asked_for(asker):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_two_choices_are_two_answers(asker, stream):
-    reply = asker.chat(messages=TALK, n=2, stream=stream)
+    reply = asker.unsplit_chat(messages=TALK, n=2, stream=stream)
     if stream:
         texts = [text_of(reply, index) for index in range(2)]
     else:
@@ -88,9 +88,9 @@ def test_two_choices_are_two_answers(asker, stream):
 
 
 def test_a_stream_of_two_choices_ends_with_the_usage_of_both(asker):
-    whole = asker.chat(messages=TALK, n=2)
+    whole = asker.unsplit_chat(messages=TALK, n=2)
     options = {"include_usage": True}
-    events = asker.chat(messages=TALK, n=2, stream=True, stream_options=options)
+    events = asker.unsplit_chat(messages=TALK, n=2, stream=True, stream_options=options)
     assert events[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 

@@ -86,7 +86,7 @@ def test_log_probabilities_come_through(asker, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_two_choices_are_two_answers(asker, stream):
-    reply = asker.completion(prompt=TEXT, n=2, stream=stream)
+    reply = asker.unsplit_completion(prompt=TEXT, n=2, stream=stream)
     if stream:
         texts = [text_of(reply, index) for index in range(2)]
     else:

@@ -93,7 +93,7 @@ def test_the_answer_of_a_tool_goes_back_into_the_conversation(asker, stream):
 
 def test_two_choices_each_call_a_tool(asker):
     for stream in (False, True):
-        reply = asker.chat(messages=ASKS, tools=TOOLS, n=2, parallel_tool_calls=False, stream=stream)
+        reply = asker.unsplit_chat(messages=ASKS, tools=TOOLS, n=2, parallel_tool_calls=False, stream=stream)
         if not stream:
             assert all(choice.message.tool_calls for choice in reply.choices)
 

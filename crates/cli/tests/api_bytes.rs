@@ -15,8 +15,9 @@ const ODD: &str = r#""unknown": [1.0, 1e-7, 0.10, -0.0, 1E+2, 123456789012345678
   "escaped":"\u0041\u00e9\/\ud83d\ude00 é😀", "twice":1, "twice" : 2.50,
 	"nested": { "b":1 ,"a":[ ], "a":null }, "temperature":1e-7,"top_p":1.0,"seed":12345678901234567"#;
 
+/// Workers that are sent each prompt as it came.
 fn pair() -> [Spec; 2] {
-    [prefill("p0"), decode("d0")]
+    [prefill("p0"), decode("d0")].map(|spec| spec.worker(json!({"takes_prompt_ids": false})))
 }
 
 async fn fleet() -> Fleet {
@@ -93,7 +94,7 @@ async fn on_the_remote_path_only_the_hand_off_is_spliced_in() {
 async fn the_prefill_leg_is_the_same_body_capped_to_one_token() {
     let fleet = fleet().await;
     let members = ",\"max_tokens\" : 4,\"stream\": true,\"stream_options\":{\"include_usage\":true},\
-                   \"min_tokens\":2,\"n\":2,\"stop\":[\"x\"],\"logprobs\":3";
+                   \"min_tokens\":2,\"n\":1,\"stop\":[\"x\"],\"logprobs\":3";
     send(&fleet, "/v1/completions", &completion_body(members), "remote").await;
     let capped = ",\"max_tokens\" : 1,\"stream\": false,\"n\":1";
     let mut expected = completion_body(capped);

@@ -279,21 +279,6 @@ async fn no_more_prefill_workers_are_tried_than_retries_allow() {
 }
 
 #[tokio::test]
-async fn a_prefill_that_comes_too_late_for_its_lease_is_not_handed_on_but_released() {
-    // Less than what a hand-off needs to travel, so that every one is late.
-    let p0 = prefill("p0").worker(json!({"kv_lease": "1s"}));
-    let fleet = Fleet::with([p0, decode("d0")], settings(json!({}))).await;
-    let asked = request(1);
-    let (head, reply) = asked.json(fleet.addr()).await;
-    assert_eq!((head.status, head.path(), head.reason()), (200, "local", "retry_local"));
-    fleet.assert_as_alone(&asked, &reply).await;
-    assert_eq!(fleet.failures("prefill", "expired").await, 1);
-    assert_eq!(fleet.legs("d0", "decode_remote"), 0);
-    // The engine's own lease is 30 s: only a release frees the blocks before.
-    fleet.assert_nothing_leaks().await;
-}
-
-#[tokio::test]
 async fn a_prompt_that_another_length_was_prefilled_for_is_not_handed_on() {
     let params = json!({"do_remote_prefill": true, "remote_block_ids": [[1]],
         "remote_engine_id": "e", "remote_request_id": "r", "remote_host": "127.0.0.1",

@@ -16,6 +16,7 @@ use pointsman_brain::{self as brain, Brain, Slot, Time, WorkerSpec};
 use pointsman_config as config;
 use pointsman_kv as kv;
 use pointsman_wire::dialect::{Dialect, Sglang, Trtllm, Vllm};
+use pointsman_wire::discovery::Version;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +27,9 @@ use crate::snapshot::Seeds;
 
 /// Tokens of a KV block where neither the configuration nor the engine has said: vLLM's default.
 const USUAL_BLOCK_SIZE: NonZeroU32 = NonZeroU32::MIN.saturating_add(15);
+
+/// Where vLLM's chats take token ids from.
+const VLLM_CHAT_TAKES_IDS: Version = Version(0, 28, 0);
 
 /// Worker ranks of one group at most.
 pub(crate) const MAX_RANKS: usize = 4096;
@@ -68,7 +72,9 @@ pub(crate) struct Worker {
 pub(crate) struct Learned {
     /// The models that it lists, base and adapters; empty until it has been asked.
     pub(crate) models: Vec<pointsman_wire::discovery::ServedModel>,
-    pub(crate) version: Option<pointsman_wire::discovery::Version>,
+    pub(crate) version: Option<Version>,
+    /// Whether it reads prompts as the router does; None until it has said.
+    pub(crate) same_tokens: Option<bool>,
     pub(crate) block_size: Option<NonZeroU32>,
     pub(crate) capacity_blocks: Option<u64>,
     pub(crate) publishes_events: bool,
@@ -151,10 +157,9 @@ impl Worker {
     pub(crate) fn dialect(&self) -> Dialect {
         match self.settings.engine {
             config::Engine::OpenAi => Dialect::OpenAi,
-            config::Engine::Vllm => Dialect::Vllm(Vllm {
-                chat_takes_ids: self.settings.takes_prompt_ids == config::Detect::Yes,
-                lease_ms: self.lease_ms(),
-            }),
+            config::Engine::Vllm => {
+                Dialect::Vllm(Vllm { chat_takes_ids: self.takes_ids(), lease_ms: self.lease_ms() })
+            }
             config::Engine::Sglang => Dialect::Sglang(Sglang {
                 asks_for_local: self.settings.role == config::Role::Decode,
             }),
@@ -187,6 +192,24 @@ impl Worker {
         // vLLM's connectors do; the others say or are told.
         let usual = (self.settings.engine == config::Engine::Vllm).then_some(true);
         self.settings.skips_cached_blocks.or(self.learned.load().skips_cached_blocks.or(usual))
+    }
+
+    /// Whether it has been asked what it is.
+    pub(crate) fn is_known(&self) -> bool {
+        self.learned.load().version.is_some()
+    }
+
+    /// Whether prompts may go to it as the router's tokens.
+    pub(crate) fn takes_ids(&self) -> bool {
+        let learned = self.learned.load();
+        match self.settings.takes_prompt_ids {
+            config::Detect::No => false,
+            config::Detect::Yes => learned.same_tokens != Some(false),
+            config::Detect::Auto => {
+                let known = learned.version.is_some_and(|version| version >= VLLM_CHAT_TAKES_IDS);
+                known && learned.same_tokens == Some(true)
+            }
+        }
     }
 
     /// Whether it serves a model of this name; yes until it has said what it serves.

@@ -25,6 +25,7 @@ mod mark;
 mod metrics;
 mod outgoing;
 mod polled;
+mod probe;
 mod prompt;
 mod reading;
 mod receive;

@@ -36,7 +36,7 @@ use crate::run;
 use crate::session;
 use crate::sight::{self, Scope};
 use crate::upstream::read;
-use crate::{headers, receive, report, slo};
+use crate::{handoff, headers, receive, report, slo};
 
 /// A request on its way, as far as it does not change from try to try.
 pub(crate) struct Life {
@@ -302,7 +302,7 @@ impl Life {
         ask.partial = self.prompt.partial;
         ask.max_new_tokens = self.request.max_new_tokens();
         ask.sequences = self.request.choices().saturating_mul(prompts);
-        ask.disaggregable = self.splits();
+        ask.disaggregable = self.request.disaggregable().is_ok();
         ask.streams = self.request.body().stream();
         ask.session = self.session;
         ask.slo = self.slo;
@@ -310,13 +310,6 @@ impl Life {
         ask.wish = self.wish;
         ask.eligible = Some(&self.eligible);
         ask
-    }
-
-    /// Whether prefill and decode may run on different workers.
-    fn splits(&self) -> bool {
-        let one = self.request.choices() == 1;
-        let all = || self.roster.workers().all(|worker| worker.dialect().hands_over_choices());
-        self.request.disaggregable().is_ok() && (one || all())
     }
 
     /// Looks at the workers again if they are not the ones that it looked at.
@@ -411,11 +404,16 @@ impl Life {
         plan.booking.prefill_done();
         let sent = Instant::now();
         let leg = if handoff.is_some() { Leg::Decode } else { Leg::Local };
-        let response = self.last_leg(leg, &plan.rank, handoff).await?;
-        let prefill = plan.prefill.clone();
-        let fault = |cause| Fault::of_last_leg(leg, &plan.rank, prefill.as_ref(), cause);
-        let answered = self.answered(response).await.map_err(fault)?;
-        Ok(self.reply(answered, plan, sent, ticket))
+        let fault = |cause| Fault::of_last_leg(leg, &plan.rank, plan.prefill.as_ref(), cause);
+        let answered = match self.last_leg(leg, &plan.rank, handoff).await {
+            Ok(response) => self.answered(response).await.map_err(fault),
+            Err(fault) => Err(fault),
+        };
+        if let Some(prefill) = &plan.prefill {
+            let cause = answered.as_ref().err().map(|fault| fault.cause);
+            run::handed_over(&self.group, prefill, &plan.rank, cause);
+        }
+        Ok(self.reply(answered?, plan, sent, ticket))
     }
 
     /// Has a prompt computed on a prefill worker.
@@ -434,7 +432,8 @@ impl Life {
             Ok((head, read(body, limit).await?))
         };
         let until = self.patience.deadline.min((sent + timeouts.prefill).into());
-        let (head, bytes) = match tokio::time::timeout_at(until, exchange).await {
+        let (answer, not_yet) = handoff::watched(tokio::time::timeout_at(until, exchange)).await;
+        let (head, bytes) = match answer {
             Ok(exchanged) => exchanged.map_err(fault)?,
             Err(_elapsed) => return Err(fault(Cause::Timeout)),
         };
@@ -443,7 +442,7 @@ impl Life {
         let exact = exact.and_then(|tokens| u32::try_from(tokens).ok());
         let unused = |handoff| {
             let (group, upstream) = (Arc::clone(&self.group), self.router.upstream.clone());
-            Unused::new(handoff, rank.clone(), group, upstream, self.model.clone())
+            Unused::new(handoff, not_yet, rank.clone(), group, upstream, self.model.clone())
         };
         match dialect.read_prefill(head.status.as_u16(), &bytes, exact) {
             Prefill::Handoff(handoff) => {
@@ -531,10 +530,18 @@ impl Life {
     fn context(&self, rank: &Rank) -> LegContext<'_> {
         LegContext {
             request_id: &self.id,
-            prompt_ids: None,
+            prompt_ids: self.ids().filter(|_| rank.worker.takes_ids()),
             rank: rank.rank,
             number: receive::random_number(),
         }
+    }
+
+    /// The prompt's tokens, if they may go out in its place: then to every worker that is known, so
+    /// that whichever legs follow each other carry the same.
+    fn ids(&self) -> Option<&[u32]> {
+        let ids = self.prompt.exact().filter(|_| self.request.is_plain())?;
+        let all = self.roster.workers().all(|worker| !worker.is_known() || worker.takes_ids());
+        all.then_some(ids)
     }
 
     async fn send(

@@ -199,6 +199,11 @@ impl AskEngine for Asker<'_> {
             ok.then_some(bytes)
         };
         let bytes = tokio::time::timeout(TOKENIZE_WAIT, exchange).await.ok()??;
-        serde_json::from_slice::<Tokenized>(&bytes).ok().map(|answer| answer.tokens)
+        read_tokens(&bytes)
     }
+}
+
+/// The ids in an answer to `/tokenize`.
+pub(crate) fn read_tokens(answer: &[u8]) -> Option<Vec<u32>> {
+    serde_json::from_slice::<Tokenized>(answer).ok().map(|answer| answer.tokens)
 }

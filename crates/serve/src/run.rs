@@ -133,6 +133,19 @@ pub(crate) fn failed(router: &Router, group: &Group, leg: Leg, rank: &Rank, caus
     health(group, rank, HealthEvent::Failed(cause));
 }
 
+/// What became of a hand-off, for both its workers; `failed` has told the decode worker's already.
+pub(crate) fn handed_over(group: &Group, prefill: &Rank, decode: &Rank, cause: Option<Cause>) {
+    match cause {
+        None => {
+            for rank in [prefill, decode] {
+                health(group, rank, HealthEvent::HandedOver);
+            }
+        }
+        Some(Cause::KvLoad) => health(group, prefill, HealthEvent::Failed(Cause::KvLoad)),
+        Some(_) => {}
+    }
+}
+
 /// Tells the brain what was seen of a worker's health.
 pub(crate) fn health(group: &Group, rank: &Rank, event: HealthEvent) {
     if rank.worker.gone.is_cancelled() {

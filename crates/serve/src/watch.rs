@@ -15,7 +15,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
 use crate::router::{Following, Router};
-use crate::{events, reading, run, sglang};
+use crate::{events, probe, reading, run, sglang};
 
 /// Bytes of a health answer or model list that are read.
 const SMALL_REPLY_BYTES: usize = 1024 * 1024;
@@ -120,6 +120,7 @@ impl Watching {
         if let Some(body) = self.document("/version").await {
             learned.version = discovery::version(&body).ok();
         }
+        learned.same_tokens = probe::same_tokens(&self.router, &self.group, &self.worker).await;
         if self.worker.settings.kv_events == KvEvents::Auto {
             learned.publishes_events = self.find_events().await;
             if !learned.publishes_events {

@@ -138,7 +138,6 @@ fn ids_take_the_place_of_text_where_there_is_one() {
 
 #[test]
 fn only_what_one_hand_off_can_carry_is_for_two_workers() {
-    assert!(!SGLANG.hands_over_choices());
     assert!(SGLANG.has(Api::Generate) && SGLANG.has(Api::Other));
     assert!(!Dialect::OpenAi.has(Api::Generate));
     assert!(SGLANG.prefill_leg(&request(Api::Chat, &json!({})), &LEG).is_none());

@@ -77,7 +77,6 @@ fn the_context_leg_is_the_clients_body_without_a_stream() {
     assert_eq!(leg.headers, [("x-request-id", "r-1".to_owned())]);
     assert_eq!(TRTLLM.order(), Some(Order::PrefillFirst));
     assert_eq!(TRTLLM.takes_ids(), Takes::CompletionsAndChat);
-    assert!(!TRTLLM.hands_over_choices());
 }
 
 #[test]

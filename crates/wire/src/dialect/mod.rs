@@ -172,11 +172,6 @@ impl Dialect {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 
-    /// Whether a hand-off serves a request for several choices.
-    pub fn hands_over_choices(&self) -> bool {
-        matches!(self, Dialect::Vllm(_))
-    }
-
     /// Whether it has this endpoint.
     pub fn has(&self, api: Api) -> bool {
         api != Api::Generate || matches!(self, Dialect::Sglang(_))

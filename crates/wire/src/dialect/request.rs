@@ -49,6 +49,19 @@ const CONTAINERS: &[&str] = &["vllm_xargs", "extra_args", "sampling_params"];
 /// Containers lie in each other at most this deep.
 const CONTAINER_DEPTH: usize = 3;
 
+/// What a chat template may be given besides the messages, and what changes the template or the messages.
+const RENDERED: &[&str] = &[
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "response_format",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "truncate_prompt_tokens",
+];
+
 /// Headers that steer an engine, or a sidecar in front of one, past the router's decision.
 const RESERVED_HEADERS: &[&str] = &[
     "x-data-parallel-rank",
@@ -136,6 +149,16 @@ impl Request {
         Object::parse(raw)
     }
 
+    /// Whether the prompt's tokens can stand for it: a completion's text, or a chat of messages alone.
+    /// What else enters a rendered prompt, each engine has its own way to write.
+    pub fn is_plain(&self) -> bool {
+        match self.api {
+            Api::Completions => true,
+            Api::Chat => !RENDERED.iter().any(|name| self.body.has(name)),
+            Api::Generate | Api::Other => false,
+        }
+    }
+
     /// The most tokens that each sequence may get; None: as many as fit.
     pub fn max_new_tokens(&self) -> Option<u32> {
         /// OpenAI's default for completions, which the engines keep.
@@ -155,10 +178,10 @@ impl Request {
 
     /// Whether prefill and decode may run on different workers; if not, why (a short label).
     ///
-    /// `n` above 1 is allowed: the prompt is prefilled once and each sequence pulls it. vLLM frees
-    /// the prefill worker's copy after the first pull; a sequence that the decode worker starts only
-    /// later finds the whole blocks in its own cache, but pulls the last, partial one from memory
-    /// that may hold something else by then (read in its sources, not seen).
+    /// Several choices may not: one hand-off is for one sequence. vLLM has each of them pull for itself
+    /// and frees the prefill worker's copy after the first pull, so that one that starts later, for want
+    /// of blocks on the decode worker, pulls the last, partial block from memory that may hold something
+    /// else by then (read in its sources, not seen); the others refuse.
     pub fn disaggregable(&self) -> Result<(), &'static str> {
         let body = &self.body;
         let on = |name| body.flag(name).unwrap_or(false);
@@ -173,6 +196,9 @@ impl Request {
         };
         if prompts.iter().any(|name| several_prompts(body, name)) {
             return Err("batch");
+        }
+        if self.choices() > 1 {
+            return Err("choices");
         }
         if self.api == Api::Generate {
             return native_disaggregable(body);
@@ -321,7 +347,8 @@ mod tests {
     fn only_single_prompts_are_disaggregated() {
         let completions = |text: &str| parse(Api::Completions, text).disaggregable();
         assert_eq!(completions(r#"{"prompt":"a"}"#), Ok(()));
-        assert_eq!(completions(r#"{"prompt":[1,2,3],"n":2}"#), Ok(()));
+        assert_eq!(completions(r#"{"prompt":[1,2,3],"n":1}"#), Ok(()));
+        assert_eq!(completions(r#"{"prompt":[1,2,3],"n":2}"#), Err("choices"));
         assert_eq!(completions(r#"{"prompt":["a"]}"#), Ok(()));
         assert_eq!(completions(r#"{"prompt":[[1,2]]}"#), Ok(()));
         assert_eq!(completions(r#"{"prompt":["a","b"]}"#), Err("batch"));
@@ -332,11 +359,13 @@ mod tests {
     #[test]
     fn the_native_endpoint_is_read_by_its_own_names() {
         let generate = |text: &str| parse(Api::Generate, text);
-        let one = generate(r#"{"text":"a","sampling_params":{"max_new_tokens":4,"n":2}}"#);
+        let two = generate(r#"{"text":"a","sampling_params":{"n":2}}"#);
+        assert_eq!((two.choices(), two.disaggregable()), (2, Err("choices")));
+        let one = generate(r#"{"text":"a","sampling_params":{"max_new_tokens":4}}"#);
         assert_eq!(one.prompt().unwrap(), Prompt::Text("a".into()));
         assert_eq!(
             (one.max_new_tokens(), one.choices(), one.disaggregable()),
-            (Some(4), 2, Ok(()))
+            (Some(4), 1, Ok(()))
         );
         let ids = generate(r#"{"input_ids":[1,2],"stream":true}"#);
         assert_eq!(ids.prompt().unwrap(), Prompt::Ids(vec![1, 2]));
