@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use pointsman_sim::engine::{
-    Batch, Content, Engine, Event, Job, JobId, Kind, LinkId, Nanos, Outbox, Output, Refused, Spec,
+    Batch, Content, DecodeTotals, Engine, Event, Job, JobId, Kind, LinkId, Nanos, Outbox, Output,
+    Refused, Spec,
 };
 use pointsman_sim::profile::Profile;
 use pointsman_sim::rng::mix;
@@ -49,6 +50,43 @@ fn token_times(out: &Outbox, id: u64) -> Vec<Nanos> {
 
 fn assert_ms(at: Nanos, expected: f64) {
     assert!((at as f64 / MS - expected).abs() < 1e-5, "{} ms, expected {expected}", at as f64 / MS);
+}
+
+#[test]
+fn sums_over_steps_keep_prompts_and_decodes_apart_whether_or_not_each_token_is_told() {
+    let totals = [true, false].map(|every_token| {
+        let mut engine = Engine::new(Spec { every_token, ..spec() });
+        engine.submit(job(1, 1000, 3, Kind::Local)).unwrap();
+        engine.submit(job(2, 500, 5, Kind::Local)).unwrap();
+        assert_eq!(engine.waiting_prefill_tokens(), 1500);
+        let out = run(&mut engine);
+        assert_eq!(engine.waiting_prefill_tokens(), 0);
+        (engine.totals(), token_times(&out, 2))
+    });
+    let (told, times) = &totals[0];
+    assert_eq!(*told, totals[1].0);
+    // Both prompts in one step, two steps with both, two with the longer answer alone.
+    assert_eq!((told.steps, told.prefilled, told.prefill_time), (5, 1500, times[0]));
+    let (both, alone) = (times[2] - times[0], times[4] - times[2]);
+    let decode = DecodeTotals {
+        steps: 4,
+        batch: 2 * 2 + 2,
+        batch_squared: 2 * 4 + 2,
+        time: both + alone,
+        batch_time: 2 * both + alone,
+    };
+    assert_eq!(told.decode, decode);
+}
+
+#[test]
+fn what_waits_to_be_computed_is_not_what_is_cached() {
+    let mut engine = Engine::new(spec());
+    engine.submit(job(1, 160, 2, Kind::Local)).unwrap();
+    run(&mut engine);
+    let again = Job { id: JobId(2), ..job(1, 200, 2, Kind::Local) };
+    engine.submit(again).unwrap();
+    engine.submit(job(3, 100, 2, Kind::Pull(LinkId(0)))).unwrap();
+    assert_eq!(engine.waiting_prefill_tokens(), 40);
 }
 
 #[test]

@@ -271,3 +271,28 @@ async fn a_decode_stream_whose_prefill_dies_ends_with_an_error_event() {
     });
     assert_alike("stream", &reply, &exchange["d"]);
 }
+
+#[tokio::test]
+async fn the_load_of_a_server_is_what_its_steps_did() {
+    let engine = start(EngineConfig { speed: 50.0, ..sglang(Role::Unified) }).await;
+    let prompt = common::ids(0, 400);
+    let load = async || common::get(&engine.url(), "/v1/loads").await.json()["loads"][0].clone();
+    let prefilled = async || {
+        let load = load().await;
+        (load["total_prefill_uncached_tokens"].as_u64(), load["total_prefill_busy_us"].as_u64())
+    };
+    assert_eq!(prefilled().await, (Some(0), Some(0)));
+    common::complete(&engine.url(), &json!({"prompt": prompt, "max_tokens": 8})).await;
+    let (tokens, cold) = prefilled().await;
+    assert_eq!(tokens, Some(400));
+    let moments: [f64; 6] = serde_json::from_value(load().await["decode_moments"].clone()).unwrap();
+    let [steps, batch, time, squared, batch_time, generated] = moments;
+    assert_eq!([steps, batch, squared, generated], [7.0; 4]);
+    assert!(time > 0.0 && batch_time == time, "{moments:?}");
+    // Of the same prompt once more all blocks but the last are cached.
+    common::complete(&engine.url(), &json!({"prompt": prompt, "max_tokens": 1})).await;
+    let (tokens, both) = prefilled().await;
+    assert_eq!(tokens, Some(416));
+    assert!(cold > Some(0) && both > cold && both < cold.map(|us| 2 * us), "{cold:?} {both:?}");
+    engine.stop().await;
+}

@@ -16,8 +16,8 @@ use pool::Pool;
 use schedule::Step;
 use seq::{Seq, Slab, Stage};
 pub use types::{
-    Batch, Content, Event, Job, JobId, Kind, LinkId, Load, Nanos, Outbox, Output, Refused, Spec,
-    Totals,
+    Batch, Content, DecodeTotals, Event, Job, JobId, Kind, LinkId, Load, Nanos, Outbox, Output,
+    Refused, Spec, Totals,
 };
 
 use crate::rng::Rng;
@@ -240,6 +240,19 @@ impl Engine {
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.totals
+    }
+
+    /// Prompt tokens that wait to be computed here: of each waiting sequence what is not cached.
+    #[must_use]
+    pub fn waiting_prefill_tokens(&self) -> u64 {
+        let waiting = self.waiting.iter().map(|&slot| self.seqs.get(slot));
+        let computes = waiting.filter(|seq| !matches!(seq.job.kind, Kind::Pull(_)));
+        let rest = |seq: &Seq| {
+            let (size, names) = (self.spec.block_size, &seq.job.content.names);
+            let most = names.len().min(((seq.tokens() - 1) / size) as usize);
+            u64::from(seq.tokens() - self.cached_prefix(&names[..most]) * size)
+        };
+        computes.map(rest).sum()
     }
 
     /// Whether the prompt of this job is pinned.

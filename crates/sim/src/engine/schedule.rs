@@ -12,10 +12,20 @@ const MAX_RUN: u32 = 4096;
 
 /// A step under way, or a run of them: each then does the same.
 pub(super) struct Step {
+    /// When the first begins.
+    start: Nanos,
     /// When each of the run ends; the last time is the end of all.
     ends: Vec<Nanos>,
     /// Slot and tokens of each sequence in one of them.
     parts: Vec<(u32, u32)>,
+    /// Sequences that one of them decodes, and prompt tokens that it computes.
+    work: Work,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Work {
+    batch: u64,
+    prompt_tokens: u64,
 }
 
 impl Step {
@@ -66,7 +76,8 @@ impl Engine {
             out.batches.push(Batch { at: now, events });
         }
         let ends = self.ends(now, &draft);
-        self.step = Some(Step { ends, parts: draft.parts });
+        let work = self.work(&draft.parts);
+        self.step = Some(Step { start: now, ends, parts: draft.parts, work });
     }
 
     /// When the steps of this batch end: one, or as many as leave the batch as it is.
@@ -107,7 +118,7 @@ impl Engine {
     pub(super) fn finish_step(&mut self, now: Nanos, out: &mut Outbox) {
         let Some(step) = self.step.take_if(|step| step.end() <= now) else { return };
         let steps = step.ends.len() as u32;
-        self.count(steps, now);
+        self.count(&step, steps, now);
         for (slot, tokens) in step.parts {
             if !self.pass(slot, tokens, steps) {
                 continue;
@@ -123,9 +134,34 @@ impl Engine {
         }
     }
 
-    fn count(&mut self, steps: u32, at: Nanos) {
-        self.totals.steps += u64::from(steps);
+    /// The first `steps` of a run have ended, the last of them at `at`.
+    fn count(&mut self, step: &Step, steps: u32, at: Nanos) {
+        let (steps, time) = (u64::from(steps), at - step.start);
+        let Work { batch, prompt_tokens } = step.work;
+        self.totals.steps += steps;
         self.stepped = at;
+        if prompt_tokens > 0 {
+            self.totals.prefilled += prompt_tokens * steps;
+            self.totals.prefill_time += time;
+            return;
+        }
+        let decode = &mut self.totals.decode;
+        decode.steps += steps;
+        decode.batch += batch * steps;
+        decode.batch_squared += batch * batch * steps;
+        decode.time += time;
+        decode.batch_time += batch * time;
+    }
+
+    fn work(&self, parts: &[(u32, u32)]) -> Work {
+        let mut work = Work::default();
+        for &(slot, tokens) in parts {
+            match self.seqs.get(slot).decodes() {
+                true => work.batch += 1,
+                false => work.prompt_tokens += u64::from(tokens),
+            }
+        }
+        work
     }
 
     /// So many steps have passed for a sequence; whether it got a token with each.
@@ -145,10 +181,11 @@ impl Engine {
     pub fn cut_run(&mut self, now: Nanos) {
         let Some(mut step) = self.step.take() else { return };
         if let Some((steps, at)) = step.over(now).filter(|_| step.ends.len() > 1) {
-            self.count(steps, at);
+            self.count(&step, steps, at);
             for &(slot, tokens) in &step.parts {
                 self.pass(slot, tokens, steps);
             }
+            step.start = at;
             step.ends.drain(..steps as usize);
         }
         step.ends.truncate(1);

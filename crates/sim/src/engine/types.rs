@@ -222,6 +222,21 @@ pub struct Load {
     pub context_tokens: u64,
 }
 
+/// Sums over the steps that computed no prompt; `batch` is how many sequences one decodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DecodeTotals {
+    /// How many they were.
+    pub steps: u64,
+    /// Sum of `batch`, which is the tokens that they gave.
+    pub batch: u64,
+    /// Sum of `batch` squared.
+    pub batch_squared: u64,
+    /// Sum of the steps' times.
+    pub time: Nanos,
+    /// Sum of `batch` times the step's time.
+    pub batch_time: u64,
+}
+
 /// Sums since the engine's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -237,6 +252,12 @@ pub struct Totals {
     pub preemptions: u64,
     /// Steps done.
     pub steps: u64,
+    /// Prompt tokens computed in the steps done, again after a preemption too.
+    pub prefilled: u64,
+    /// How long the steps took that computed prompt tokens.
+    pub prefill_time: Nanos,
+    /// Steps that only decoded.
+    pub decode: DecodeTotals,
     /// Pins whose lease passed.
     pub expired: u64,
     /// Sequences that ended with their last token.

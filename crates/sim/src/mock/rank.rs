@@ -171,6 +171,10 @@ impl Rank {
         self.with(|inner, _| inner.engine.totals())
     }
 
+    pub(super) fn waiting_prefill_tokens(&self) -> u64 {
+        self.with(|inner, _| inner.engine.waiting_prefill_tokens())
+    }
+
     pub(super) fn latencies(&self) -> Latencies {
         self.with(|inner, _| inner.latencies.clone())
     }

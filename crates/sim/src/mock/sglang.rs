@@ -14,6 +14,7 @@ use super::reply::{cache_counts, finish_reason, token_counts};
 use super::request::{Api, Bootstrap, KvParams, Members, Request};
 use super::run::{Run, Step};
 use super::text::Ending;
+use crate::engine::DecodeTotals;
 
 /// A host that makes a real decode engine skip the transfer and decode garbage.
 pub(super) const FAKE_HOST: &str = "2.2.2.2";
@@ -310,15 +311,15 @@ pub(super) fn loads(app: &App) -> Value {
         let share = used as f64 / (capacity as f64).max(1.0);
         json!({
             "timestamp": now() as f64 + 0.5, "dp_rank": rank, "num_running_reqs": load.running,
-            "num_waiting_reqs": waiting, "num_waiting_uncached_tokens": 0, "num_used_tokens": used,
+            "num_waiting_reqs": waiting,
+            "num_waiting_uncached_tokens": own.waiting_prefill_tokens(), "num_used_tokens": used,
             "num_total_tokens": used, "num_active_tokens": load.context_tokens,
             "num_prealloc_ready_tokens": 0, "max_total_num_tokens": capacity,
             "max_running_requests": app.config.max_num_seqs, "token_usage": share,
             "gen_throughput": 0.0, "cache_hit_rate": 0.0, "utilization": 0.0,
-            "total_prefill_uncached_tokens": totals.local_compute, "total_prefill_busy_us": 0,
-            "decode_moments": if app.config.role == Role::Prefill { Value::Null } else {
-                json!([0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-            },
+            "total_prefill_uncached_tokens": totals.prefilled,
+            "total_prefill_busy_us": totals.prefill_time / 1000,
+            "decode_moments": (app.config.role != Role::Prefill).then(|| moments(&totals.decode)),
             "memory": {"weight_gb": 0.01, "kv_cache_gb": 0.01, "graph_gb": 0.0,
                 "token_capacity": capacity},
             "disaggregation": {
@@ -336,6 +337,14 @@ pub(super) fn loads(app: &App) -> Value {
         "timestamp": "2026-01-01T00:00:00.000000+00:00", "version": app.config.version,
         "accelerator": null, "num_accelerators": 1, "loads": loads,
     })
+}
+
+/// `decode_moments`: steps, and sums of their batches, times (in us), squared batches, batches times
+/// times, and tokens.
+fn moments(of: &DecodeTotals) -> [f64; 6] {
+    let us = |nanos: u64| nanos as f64 / 1e3;
+    let (batch, squared) = (of.batch as f64, of.batch_squared as f64);
+    [of.steps as f64, batch, us(of.time), squared, us(of.batch_time), batch]
 }
 
 /// `/v1/models`
