@@ -106,8 +106,11 @@ impl Life {
         };
         self.router.tasks.spawn(async move {
             let mut partner = partner;
-            // Only to drain it: what it says concerns nobody any more.
-            let _ended = (&mut partner.0).await;
+            // Only to drain it: what it says concerns nobody any more. Where it ended before the
+            // decode worker answered, that has been seen, and a task may be asked only once.
+            if !partner.0.is_finished() {
+                let _ended = (&mut partner.0).await;
+            }
         });
         Ok(answered)
     }
