@@ -108,6 +108,8 @@ async fn a_request_goes_to_both_workers_at_once_with_the_place_where_they_meet()
     assert_eq!(head.status, 200);
     assert_streamed_as_alone("/v1/chat/completions", &asked, &body).await;
     fleet.assert_nothing_leaks().await;
+    let log = fleet.router.log();
+    assert!(!log.contains("panicked"), "{log}");
 }
 
 #[tokio::test]
@@ -487,6 +489,41 @@ async fn what_a_worker_says_of_itself_is_known() {
         json!({"local_prefill": false, "events": "all", "skips_cached_blocks": true,
                "legs": "together", "takes_ids": "completions"})
     );
+}
+
+#[tokio::test]
+async fn the_load_that_a_worker_tells_is_read() {
+    let timed = |spec: Spec| spec.engine(|engine| engine.speed = 50.0);
+    let fleet = Fleet::start([timed(prefill("p0")), timed(decode("d0"))]).await;
+    let (head, reply) = request(1).json(fleet.addr()).await;
+    assert_eq!((head.status, head.path()), (200, "remote"), "{reply}");
+    let mut seen = [Value::Null, Value::Null];
+    wait_until(async || {
+        for (name, seen) in ["p0", "d0"].into_iter().zip(&mut seen) {
+            *seen = fleet.router.worker(name).await.unwrap();
+        }
+        let [prefill, decode] = &seen;
+        let told = prefill["reading"]["prefill"]["tokens"] == 200
+            && decode["reading"]["decode"]["tokens"] == 8;
+        told.then_some(()).ok_or_else(|| format!("not the load after a request: {seen:?}"))
+    })
+    .await;
+    for worker in &seen {
+        assert!(worker["reading_age_seconds"].as_f64().is_some(), "{worker}");
+        assert_eq!(worker["reading_counts"], true, "{worker}");
+        let reading = &worker["reading"];
+        assert_eq!((&reading["running"], &reading["waiting"]), (&json!(0), &json!(0)));
+        assert_eq!(reading["capacity_blocks"], 40_000);
+    }
+    let [prefill, decode] = seen.map(|worker| worker["reading"].clone());
+    assert!(prefill["prefill"]["seconds"].as_f64() > Some(0.0), "{prefill}");
+    assert_eq!(
+        (&prefill["prefill"]["per_prompt"], &prefill["decode"]),
+        (&json!(false), &Value::Null)
+    );
+    assert_eq!(decode["decode"]["steps"], 8, "{decode}");
+    assert!(decode["decode"]["seconds"].as_f64() > Some(0.0), "{decode}");
+    fleet.assert_nothing_leaks().await;
 }
 
 /// What `check` says of these engines, each in a role.
