@@ -141,7 +141,7 @@ pub struct Worker {
     pub capacity_blocks: Option<NonZeroU64>,
     /// Token budget of one engine step, where known beforehand.
     pub max_num_batched_tokens: Option<NonZeroU32>,
-    /// Whether chat requests may carry the prompt's token ids.
+    /// Whether prompts may be sent as token ids.
     pub takes_prompt_ids: Detect,
     /// How long a prefilled KV waits to be fetched.
     pub kv_lease: Duration,

@@ -131,7 +131,7 @@ section! {
         capacity_blocks: Option<u64> = None, min 1;
         /// Token budget of one engine step, `--max-num-batched-tokens`. Default: what the engine says.
         max_num_batched_tokens: Option<u32> = None, min 1;
-        /// Whether chat requests may carry the prompt's token ids. Default: by the engine's version.
+        /// Whether prompts may be sent as token ids. Default: from vLLM 0.28, if it counts them as the router does.
         takes_prompt_ids: Option<bool> = None;
         /// How long it keeps a prefilled KV that nobody fetches, `kv_lease_duration`; vLLM up to 0.21
         /// keeps it `8m`.
