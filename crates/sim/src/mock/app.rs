@@ -16,6 +16,7 @@ use super::handoff::Registry;
 use super::ledger::Ledger;
 use super::publisher::Publisher;
 use super::rank::Rank;
+use super::side::Peers;
 use super::text::Words;
 use crate::engine::JobId;
 use crate::rng::mix;
@@ -38,6 +39,7 @@ pub(super) struct App {
     /// Endpoints as `/kv_event_sources` tells them, per rank.
     pub(super) event_sources: Vec<(String, String)>,
     pub(super) side_port: u16,
+    pub(super) peers: Peers,
     pub(super) fingerprint: String,
     pub(super) in_flight: AtomicU64,
     pub(super) dead: AtomicBool,
@@ -74,6 +76,7 @@ impl App {
         let app = App {
             ledger: Ledger::new(config.keep_requests),
             faults: Mutex::default(),
+            peers: Peers::default(),
             poisoned: Mutex::default(),
             in_flight: AtomicU64::new(0),
             dead: AtomicBool::new(false),

@@ -26,7 +26,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
-    /// vLLM with NixlConnector.
+    /// vLLM with NixlConnector, or with MooncakeConnector for requests that name a transfer.
     #[default]
     Vllm,
     /// SGLang.
@@ -181,6 +181,8 @@ pub struct EngineConfig {
     pub force_include_usage: bool,
     /// Echo or make `X-Request-Id` (`--enable-request-id-headers`).
     pub request_id_headers: bool,
+    /// Serve prompts and answers as token ids (`--enable-scale-out`).
+    pub scale_out: bool,
     /// Version that `/version` reports.
     pub version: String,
     /// Faults from the start on.
@@ -221,6 +223,7 @@ impl Default for EngineConfig {
             prompt_tokens_details: true,
             force_include_usage: false,
             request_id_headers: false,
+            scale_out: false,
             version: "0.32.0".to_owned(),
             faults: Faults::default(),
             seed: 0,

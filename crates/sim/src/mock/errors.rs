@@ -53,6 +53,18 @@ impl Failure {
         }
     }
 
+    /// 400 by the schema of the body: a member that is one text or a list of up to `most` has more.
+    pub(super) fn too_many(loc: &str, most: usize, count: usize) -> Failure {
+        let input = format!("'<list of {count} items>'");
+        let message = format!(
+            "2 validation errors:\n  {{'type': 'string_type', 'loc': '{loc}', 'msg': 'Input should be \
+             a valid string', 'input': {input}}}\n  {{'type': 'too_long', 'loc': '{loc}', 'msg': 'List \
+             should have at most {most} items after validation, not {count}', 'input': {input}, 'ctx': \
+             {{'field_type': 'List', 'max_length': {most}, 'actual_length': {count}}}}}"
+        );
+        Failure { status: 400, kind: "Bad Request", message, param: Some(loc.to_owned()) }
+    }
+
     pub(super) fn not_json(column: usize) -> Failure {
         let detail = "{'type': 'json_invalid', 'loc': 'body.COL', 'msg': 'JSON decode error', 'input': \
                       '<dict of 0 items>', 'ctx': {'error': 'Expecting value'}}";
@@ -80,6 +92,13 @@ impl Failure {
             message: format!("The model `{model}` does not exist. Valid aliases: {known}."),
             param: Some("model".to_owned()),
         }
+    }
+
+    /// 403 of what is served only where it was asked for at the start.
+    pub(super) fn no_scale_out() -> Failure {
+        let message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out \
+                       to enable them.";
+        Failure::of(403, "PermissionDeniedError", message)
     }
 
     /// 500 of an SGLang request whose legs did not meet, or whose KV did not arrive.

@@ -18,7 +18,7 @@ const REMEMBERED: usize = 65_536;
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum Wish {
     /// Is about to pull; the pin stays while the connection does.
-    Claim { engine: String, request: String, tokens: u32, digest: u64 },
+    Claim { engine: String, request: String, tokens: u32, digest: u64, last_block: u32 },
     /// Waits until the other leg of its request has come here, and then claims it.
     Meet { request: String, tokens: u32, digest: u64 },
     /// Has pulled, or never will.
@@ -33,6 +33,8 @@ pub(super) enum Verdict {
     Granted,
     /// This is another engine than the one named.
     OtherEngine,
+    /// It has fewer blocks than the one asked for.
+    NoSuchBlock,
     /// No such request was ever handed off here.
     Unknown,
     /// Its KV was pulled or released before.
@@ -152,6 +154,12 @@ impl Registry {
         if waits {
             self.expire_now(job);
         }
+    }
+
+    /// Whether its ranks have a block of this number; 0 is a block that holds nothing.
+    pub(super) fn has_block(&self, number: u32) -> bool {
+        let capacity = self.rank(Some(0), |rank| rank.load().capacity_blocks);
+        capacity.is_some_and(|blocks| number <= blocks)
     }
 
     /// Answers a claim and keeps the pin from expiring.

@@ -30,6 +30,7 @@ pub(super) async fn answer(
         Api::Chat => "/v1/chat/completions",
         Api::Completions => "/v1/completions",
         Api::Generate => "/generate",
+        Api::Tokens => "/inference/v1/generate",
     };
     let parsed = parse(app.config.dialect, api, &bytes);
     let leg = parsed.as_ref().map_or(Leg::Local, |request| leg_of(&app, request));

@@ -25,6 +25,7 @@ mod reply;
 mod request;
 mod routes;
 mod run;
+mod scale_out;
 mod sglang;
 mod shape;
 mod side;

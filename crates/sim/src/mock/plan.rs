@@ -81,13 +81,19 @@ pub(super) fn remote_of(request: &Request) -> Option<Remote> {
     let kv = &request.kv;
     if let Some(Bootstrap { host, port, room }) = &kv.bootstrap {
         let (host, engine) = (host.clone(), String::new());
-        return Some(Remote { host, port: *port, engine, request: room.to_string() });
+        let request = room.to_string();
+        return Some(Remote { host, port: *port, engine, request, last_block: 0 });
+    }
+    if let Some(transfer) = &kv.transfer_id {
+        let ((host, port), engine) = (kv.bootstrap_addr.clone()?, kv.remote_engine_id.clone()?);
+        return Some(Remote { host, port, engine, request: transfer.clone(), last_block: 0 });
     }
     Some(Remote {
         host: kv.remote_host.clone()?,
         port: kv.remote_port?,
         engine: kv.remote_engine_id.clone()?,
-        request: kv.remote_request_id.clone().filter(|_| kv.has_block_ids)?,
+        request: kv.remote_request_id.clone()?,
+        last_block: kv.last_block?,
     })
 }
 
@@ -111,6 +117,7 @@ pub(super) fn plan(
     let id = request_id.map_or_else(|| app.fresh_hex(), str::to_owned);
     let id = match (app.config.dialect, request.api) {
         (Dialect::Sglang, _) | (_, Api::Generate) => app.fresh_hex().repeat(2),
+        (_, Api::Tokens) => format!("generate-tokens-{id}"),
         (_, Api::Chat) => format!("chatcmpl-{id}"),
         (_, Api::Completions) => format!("cmpl-{id}"),
     };
@@ -146,7 +153,7 @@ fn model_of(app: &App, asked: Option<&str>) -> Result<(String, Option<String>), 
 fn sequences(app: &App, request: &Request, prompts: &[Arc<[u32]>]) -> Vec<Sequence> {
     let call = match request.api {
         Api::Chat => wanted_call(&request.members),
-        Api::Completions | Api::Generate => None,
+        Api::Completions | Api::Generate | Api::Tokens => None,
     };
     let choices = prompts
         .iter()
@@ -233,12 +240,15 @@ impl Plan {
         if let Some(Bootstrap { room, .. }) = &self.request.kv.bootstrap {
             return room.to_string();
         }
+        if let Some(transfer) = &self.request.kv.transfer_id {
+            return transfer.clone();
+        }
         let n = self.request.n as usize;
         let (prompt, choice) = (sequence / n, sequence % n);
         let parent = if n > 1 { format!("{choice}_") } else { String::new() };
         let tail = format!("{:08x}", crate::rng::mix(job.0) as u32);
         match self.request.api {
-            Api::Chat => format!("{parent}{}-{tail}", self.id),
+            Api::Chat | Api::Tokens => format!("{parent}{}-{tail}", self.id),
             Api::Completions | Api::Generate => format!("{parent}{}-{prompt}-{tail}", self.id),
         }
     }

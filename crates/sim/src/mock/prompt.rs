@@ -20,6 +20,7 @@ pub(super) fn prompts(
         (Api::Chat, Some(ids)) => vec![ids.clone()],
         (Api::Chat, None) => vec![chat(&request.members, model)?],
         (Api::Completions, _) => completion_prompts(&request.members, "prompt", model)?,
+        (Api::Tokens, _) => completion_prompts(&request.members, "token_ids", model)?,
         (Api::Generate, _) => {
             let ids = request.members.raw("input_ids").is_some();
             let name = if ids { "input_ids" } else { "text" };

@@ -1,5 +1,6 @@
 //! The one JSON object that answers a request without `stream`.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bytes::Bytes;
@@ -12,10 +13,11 @@ use super::prompt::call_is_named;
 use super::request::Api;
 use super::shape::{
     ChatChoice, ChatLogprobs, ChatPrompt, CompletionChoice, CompletionLogprobs, FunctionCall,
-    HandOff, Message, PromptDetails, Reply, TokenLogprob, ToolCall, TopLogprob, Usage,
+    HandOff, Message, PromptDetails, PromptLogprob, PromptLogprobs, Reply, TokenLogprob, ToolCall,
+    TopLogprob, Usage,
 };
 use super::text::{Ending, Piece, log_probability};
-use super::{sglang, trtllm};
+use super::{scale_out, sglang, trtllm};
 
 /// The whole body.
 pub(super) fn body(app: &App, plan: &Plan) -> Bytes {
@@ -25,6 +27,7 @@ pub(super) fn body(app: &App, plan: &Plan) -> Bytes {
         Dialect::Trtllm => return trtllm::body(app, plan),
     }
     let bytes = match plan.request.api {
+        Api::Tokens => return scale_out::generated(app, plan).into(),
         Api::Completions | Api::Generate => {
             let choices = each(plan, |at, sequence| completion_choice(app, plan, at, sequence));
             serde_json::to_vec(&reply(app, plan, "text_completion", choices, None))
@@ -60,7 +63,7 @@ fn reply<'a, C>(
         model: &plan.model,
         choices,
         service_tier: None,
-        system_fingerprint: &app.fingerprint,
+        system_fingerprint: Some(&app.fingerprint),
         usage: usage(app, plan),
         prompt,
         kv_transfer_params: hand_off(app, plan),
@@ -76,17 +79,18 @@ pub(super) fn token_counts(plan: &Plan) -> (u32, u32) {
     (prompt, completion)
 }
 
-/// Prompt tokens that were cached here when the request came: those of each prompt's first choice.
-/// For chats also the prompt tokens that were put into the cache.
+/// Prompt tokens that were cached: those of each prompt's last choice, which finds what the choices
+/// before it have computed. For chats also the prompt tokens that were put into the cache.
 pub(super) fn cache_counts(app: &App, plan: &Plan) -> (u32, Option<u32>) {
-    let firsts = plan.sequences.iter().step_by(plan.request.n as usize);
-    let cached: u32 = firsts.map(|sequence| sequence.cached_tokens).sum();
+    let n = plan.request.n as usize;
+    let lasts = plan.sequences.iter().skip(n - 1).step_by(n);
+    let cached: u32 = lasts.map(|sequence| sequence.cached_tokens).sum();
     let size = app.config.block_size;
     let whole: u32 = plan.prompts.iter().map(|ids| ids.len() as u32 / size * size).sum();
     (cached, (plan.request.api == Api::Chat).then(|| whole.saturating_sub(cached)))
 }
 
-fn usage(app: &App, plan: &Plan) -> Usage {
+pub(super) fn usage(app: &App, plan: &Plan) -> Usage {
     let (prompt_tokens, completion_tokens) = token_counts(plan);
     let (cached_tokens, created_cache_tokens) = cache_counts(app, plan);
     let details = PromptDetails { cached_tokens, created_cache_tokens, multimodal_tokens: None };
@@ -101,7 +105,11 @@ fn usage(app: &App, plan: &Plan) -> Usage {
 
 /// The params for a decode leg: of a batch those of its first prompt, of several choices those of
 /// the last one, as vLLM answers.
-fn hand_off(app: &App, plan: &Plan) -> Option<HandOff> {
+pub(super) fn hand_off(app: &App, plan: &Plan) -> Option<HandOff> {
+    if plan.request.kv.transfer_id.is_some() {
+        // With MooncakeConnector the decode leg has been told already.
+        return None;
+    }
     let last_choice = plan.request.n as usize - 1;
     let sequence = plan.sequences.get(last_choice)?;
     let (name, blocks) = sequence.pinned.as_ref()?;
@@ -250,20 +258,15 @@ fn top_logprob((piece, logprob): (Piece, f64)) -> TopLogprob {
     TopLogprob { bytes: piece.token.clone().into_bytes(), token: piece.token, logprob }
 }
 
-/// Per prompt token an object from its id to its log probability, null for the first.
-fn prompt_logprobs(app: &App, plan: &Plan, prompt: usize) -> Option<Value> {
-    if !plan.request.prompt_logprobs {
-        return None;
-    }
+fn prompt_logprobs(app: &App, plan: &Plan, prompt: usize) -> Option<PromptLogprobs> {
     let one = |(at, &id): (usize, &u32)| {
-        let logprob = log_probability(u64::from(id), at);
-        let decoded = app.model.decode(&[id], false);
-        match at {
-            0 => Value::Null,
-            _ => json!({id.to_string(): {
-                "logprob": logprob, "rank": at, "decoded_token": decoded,
-            }}),
-        }
+        let logprob = PromptLogprob {
+            logprob: log_probability(u64::from(id), at),
+            rank: at,
+            decoded_token: app.model.decode(&[id], false),
+        };
+        (at > 0).then(|| BTreeMap::from([(id, logprob)]))
     };
-    Some(plan.prompts[prompt].iter().enumerate().map(one).collect())
+    let asked = plan.request.prompt_logprobs;
+    asked.then(|| plan.prompts[prompt].iter().enumerate().map(one).collect())
 }

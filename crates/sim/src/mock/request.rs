@@ -18,6 +18,8 @@ pub(super) enum Api {
     Completions,
     /// SGLang's own `/generate`.
     Generate,
+    /// vLLM's `/inference/v1/generate`: token ids in and out.
+    Tokens,
 }
 
 /// The hand-off parameters of a request.
@@ -29,10 +31,14 @@ pub(super) struct KvParams {
     pub(super) remote_engine_id: Option<String>,
     pub(super) remote_host: Option<String>,
     pub(super) remote_port: Option<u16>,
-    pub(super) has_block_ids: bool,
+    /// The highest of the blocks where the prompt's KV is; none if the params name no blocks.
+    pub(super) last_block: Option<u32>,
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     /// What of the prompt the prefill engine had cached.
     pub(super) remote_prefill_cached_tokens: Option<u32>,
+    /// MooncakeConnector: the name under which both legs meet, and of a decode leg where.
+    pub(super) transfer_id: Option<String>,
+    pub(super) bootstrap_addr: Option<(String, u16)>,
     /// SGLang: where both legs meet.
     pub(super) bootstrap: Option<Bootstrap>,
     /// SGLang: a decode engine is to compute the prompt itself.
@@ -121,7 +127,10 @@ pub(super) fn parse_json(bytes: &[u8]) -> Result<Members, Failure> {
 
 pub(super) fn parse(dialect: Dialect, api: Api, bytes: &[u8]) -> Result<Request, Failure> {
     let sent = parse_json(bytes)?;
-    let members = if api == Api::Generate { native(&sent) } else { sent };
+    let members = match api {
+        Api::Generate | Api::Tokens => native(&sent),
+        Api::Chat | Api::Completions => sent,
+    };
     let fields = Fields(&members);
     if api == Api::Chat && !members.has("messages") {
         let input = format!("'<dict of {} items>'", members.len());
@@ -129,7 +138,9 @@ pub(super) fn parse(dialect: Dialect, api: Api, bytes: &[u8]) -> Result<Request,
     }
     let limit = match api {
         Api::Chat => fields.int("max_completion_tokens")?.or(fields.int("max_tokens")?),
-        Api::Completions => fields.int("max_tokens")?.or(Some(DEFAULT_COMPLETION_TOKENS)),
+        Api::Completions | Api::Tokens => {
+            fields.int("max_tokens")?.or(Some(DEFAULT_COMPLETION_TOKENS))
+        }
         Api::Generate => fields.int("max_new_tokens")?.or(Some(DEFAULT_GENERATE_TOKENS)),
     };
     let options = members.get("stream_options").unwrap_or_default();
@@ -164,7 +175,7 @@ pub(super) fn parse(dialect: Dialect, api: Api, bytes: &[u8]) -> Result<Request,
     Ok(Request { members, ..request })
 }
 
-/// What SGLang's own endpoint is told, its sampling parameters beside the rest.
+/// What an engine's own endpoint is told, its sampling parameters beside the rest.
 fn native(sent: &Members) -> Members {
     let mut members = sent.0.clone();
     let sampling = sent.raw("sampling_params").and_then(|raw| serde_json::from_str(raw).ok());
@@ -246,7 +257,7 @@ impl Fields<'_> {
         let asked = match api {
             Api::Completions => self.int("logprobs")?,
             Api::Chat if self.bool("logprobs")? => Some(self.int("top_logprobs")?.unwrap_or(0)),
-            Api::Chat | Api::Generate => None,
+            Api::Chat | Api::Generate | Api::Tokens => None,
         };
         Ok(asked.map(|count| count.clamp(0, 20) as usize))
     }
@@ -260,12 +271,7 @@ impl Fields<'_> {
             _ => Vec::new(),
         };
         if stops.len() > MAX_STOPS {
-            let msg = format!(
-                "List should have at most {MAX_STOPS} items after validation, not {}",
-                stops.len()
-            );
-            let input = format!("'<list of {} items>'", stops.len());
-            return Err(Failure::schema("too_long", "body.stop", &msg, &input));
+            return Err(Failure::too_many("body.stop", MAX_STOPS, stops.len()));
         }
         Ok(stops)
     }
@@ -300,8 +306,10 @@ impl Fields<'_> {
                 .get("remote_port")
                 .and_then(Value::as_u64)
                 .and_then(|port| u16::try_from(port).ok()),
-            has_block_ids: params.get("remote_block_ids").is_some_and(Value::is_array),
+            last_block: params.get("remote_block_ids").and_then(last_block),
             prompt_token_ids: params.get("prompt_token_ids").and_then(token_ids),
+            transfer_id: text("transfer_id"),
+            bootstrap_addr: text("remote_bootstrap_addr").and_then(|url| host_and_port(&url)),
             remote_prefill_cached_tokens: params
                 .get("remote_prefill_cached_tokens")
                 .and_then(Value::as_u64)
@@ -309,6 +317,19 @@ impl Fields<'_> {
             ..KvParams::default()
         })
     }
+}
+
+/// Of `http://host:port`.
+fn host_and_port(url: &str) -> Option<(String, u16)> {
+    let (host, port) = url.strip_prefix("http://")?.trim_end_matches('/').rsplit_once(':')?;
+    Some((host.to_owned(), port.parse().ok()?))
+}
+
+/// The highest number in `remote_block_ids`, a list of lists.
+fn last_block(value: &Value) -> Option<u32> {
+    let groups = value.as_array()?.iter().filter_map(Value::as_array);
+    let ids = groups.flatten().filter_map(Value::as_u64);
+    Some(ids.max().unwrap_or(0).try_into().unwrap_or(u32::MAX))
 }
 
 /// A JSON array of token ids; none if it is anything else.

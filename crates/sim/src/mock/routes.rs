@@ -15,10 +15,13 @@ use super::config::Dialect;
 use super::connection::{Face, Hangup};
 use super::errors::Failure;
 use super::request::{Api, Members, parse_json, token_ids};
-use super::{control, embeddings, inference, metrics, prompt, sglang, trtllm};
+use super::{control, embeddings, inference, metrics, prompt, scale_out, sglang, trtllm};
 
 /// Largest request body.
 const BODY_BYTES: usize = 256 << 20;
+
+/// vLLM's endpoint that takes and gives token ids.
+const GENERATE: &str = "/inference/v1/generate";
 
 /// Paths of every engine, and the methods they take.
 const PATHS: &[(&str, &str)] = &[
@@ -44,6 +47,11 @@ fn own_paths(dialect: Dialect) -> &'static [(&'static str, &'static str)] {
             ("/tokenize", "POST"),
             ("/detokenize", "POST"),
             ("/reset_prefix_cache", "POST"),
+            ("/v1/completions/render", "POST"),
+            ("/v1/chat/completions/render", "POST"),
+            ("/v1/completions/derender", "POST"),
+            (GENERATE, "POST"),
+            ("/inference/v1/abort_requests", "POST"),
         ],
         Dialect::Sglang => &[
             ("/generate", "POST"),
@@ -107,7 +115,13 @@ async fn route(
     if head.method == Method::POST && takes_json(path) && !says_json(&head.headers) {
         return body::failure(app.config.dialect, &Failure::media_type());
     }
+    let scales_out = path.starts_with("/inference/") || path.ends_with("render");
+    if scales_out && !app.config.scale_out {
+        return body::failure(app.config.dialect, &Failure::no_scale_out());
+    }
     match path {
+        GENERATE => inference::answer(app.clone(), Api::Tokens, &head.headers, bytes, hangup).await,
+        _ if scales_out => scale_out::small(app, path, &bytes),
         "/v1/completions" => {
             inference::answer(app.clone(), Api::Completions, &head.headers, bytes, hangup).await
         }
@@ -123,7 +137,7 @@ async fn route(
 }
 
 fn takes_json(path: &str) -> bool {
-    path.starts_with("/v1/") || path.ends_with("tokenize")
+    ["/v1/", "/inference/"].iter().any(|of| path.starts_with(of)) || path.ends_with("tokenize")
 }
 
 /// As FastAPI decides: no content type at all passes too.

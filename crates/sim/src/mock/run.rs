@@ -158,24 +158,29 @@ impl Run {
         if self.plan.prompts.len() > 1 {
             return self.violated(Violation::Batch).map(|()| false);
         }
-        let Some(remote) = self.plan.remote.clone() else {
+        let Some(mut remote) = self.plan.remote.clone() else {
             return self.violated(Violation::Incomplete).map(|()| false);
         };
+        self.app.peers.amend(&mut remote);
         let (tokens, digest) = self.plan.identity(0);
         let app = self.app.clone();
         if self.plan.request.kv.bootstrap.is_some() && remote.host == sglang::FAKE_HOST {
             return self.violated(Violation::Unknown).map(|()| false);
         }
-        let claimed = if self.plan.request.kv.bootstrap.is_some() {
-            meet(remote, tokens, digest, app.config.lease, &app.tasks, &app.stop).await
+        let kv = &self.plan.request.kv;
+        let claimed = if kv.bootstrap.is_some() || kv.transfer_id.is_some() {
+            meet(remote.clone(), tokens, digest, app.config.lease, &app.tasks, &app.stop).await
         } else {
-            claim(remote, tokens, digest, &app.tasks, &app.stop).await
+            claim(remote.clone(), tokens, digest, &app.tasks, &app.stop).await
         };
         let Ok((verdict, claim)) = claimed else { return self.fail_load().map(|()| false) };
         self.claim = Some(claim);
+        if verdict != Verdict::OtherEngine {
+            self.app.peers.met(remote);
+        }
         let violation = match verdict {
             Verdict::Granted => return Ok(true),
-            Verdict::OtherEngine => {
+            Verdict::OtherEngine | Verdict::NoSuchBlock => {
                 self.claim = None;
                 return self.fail_load().map(|()| false);
             }

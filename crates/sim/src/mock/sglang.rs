@@ -222,7 +222,7 @@ pub(super) fn token(run: &Run, step: &Step, out: &mut BytesMut) {
     let finish = if last { json!(finish_reason(plan, sequence)) } else { Value::Null };
     let stop = if last { matched(sequence) } else { Value::Null };
     match plan.request.api {
-        Api::Generate => event(&native(&run.app, plan, sequence, last), out),
+        Api::Generate | Api::Tokens => event(&native(&run.app, plan, sequence, last), out),
         Api::Completions => {
             let choice = json!([{"index": step.sequence, "text": piece.text, "logprobs": null,
                 "finish_reason": finish, "matched_stop": stop}]);

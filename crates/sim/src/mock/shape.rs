@@ -1,5 +1,7 @@
 //! The JSON of replies, member for member and in the order of vLLM 0.32.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -57,7 +59,7 @@ pub(super) struct Reply<'a, C> {
     pub(super) model: &'a str,
     pub(super) choices: Vec<C>,
     pub(super) service_tier: Absent,
-    pub(super) system_fingerprint: &'a str,
+    pub(super) system_fingerprint: Option<&'a str>,
     pub(super) usage: Usage,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) prompt: Option<ChatPrompt>,
@@ -66,10 +68,20 @@ pub(super) struct Reply<'a, C> {
     pub(super) metrics: Absent,
 }
 
+/// Per prompt token an object from its id to its log probability, null for the first.
+pub(super) type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
+
+#[derive(Serialize)]
+pub(super) struct PromptLogprob {
+    pub(super) logprob: f64,
+    pub(super) rank: usize,
+    pub(super) decoded_token: String,
+}
+
 /// What a chat reply says of its prompt; a completion says it in each choice.
 #[derive(Serialize)]
 pub(super) struct ChatPrompt {
-    pub(super) prompt_logprobs: Option<Value>,
+    pub(super) prompt_logprobs: Option<PromptLogprobs>,
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     pub(super) prompt_text: Absent,
 }
@@ -82,7 +94,7 @@ pub(super) struct CompletionChoice {
     pub(super) finish_reason: &'static str,
     pub(super) stop_reason: Option<Value>,
     pub(super) token_ids: Option<Vec<u32>>,
-    pub(super) prompt_logprobs: Option<Value>,
+    pub(super) prompt_logprobs: Option<PromptLogprobs>,
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     pub(super) routed_experts: Absent,
 }

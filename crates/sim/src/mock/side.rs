@@ -1,8 +1,9 @@
 //! The KV side channel between mock engines, in place of NIXL's: one JSON line each way to claim a
 //! pinned prompt, one to release it. While a claim's connection is open its lease does not end.
 
+use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -39,8 +40,11 @@ async fn converse(
     let mut lines = BufReader::new(stream);
     while let Some(wish) = read_line(&mut lines).await? {
         match wish {
-            Wish::Claim { engine, request, tokens, digest } => {
-                let verdict = registry.claim(&engine, &request, tokens, digest);
+            Wish::Claim { engine, request, tokens, digest, last_block } => {
+                let verdict = match registry.has_block(last_block) {
+                    true => registry.claim(&engine, &request, tokens, digest),
+                    false => Verdict::NoSuchBlock,
+                };
                 if matches!(verdict, Verdict::Granted | Verdict::OtherPrompt { .. }) {
                     *claimed = Some(request);
                 }
@@ -85,6 +89,38 @@ pub(super) struct Remote {
     pub(super) port: u16,
     pub(super) engine: String,
     pub(super) request: String,
+    /// The highest of the blocks that are to be pulled.
+    pub(super) last_block: u32,
+}
+
+/// Engines that have been met, and where they are: what params say of that counts only until
+/// then, as in NIXL.
+#[derive(Default)]
+pub(super) struct Peers(Mutex<HashMap<String, (String, u16)>>);
+
+/// Engines remembered at most; beyond it no further ones are.
+const PEERS: usize = 1024;
+
+impl Peers {
+    /// Puts the known address of an engine in place of the one told.
+    pub(super) fn amend(&self, remote: &mut Remote) {
+        if let Some((host, port)) = self.lock().get(&remote.engine) {
+            (remote.host, remote.port) = (host.clone(), *port);
+        }
+    }
+
+    /// Remembers an engine that was where params had it.
+    pub(super) fn met(&self, remote: Remote) {
+        let mut known = self.lock();
+        // SGLang's rooms tell no engine.
+        if !remote.engine.is_empty() && known.len() < PEERS {
+            known.insert(remote.engine, (remote.host, remote.port));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, (String, u16)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A prompt that a prefill engine keeps for us. When it is dropped, pulled or not, the prefill
@@ -113,8 +149,8 @@ pub(super) async fn claim(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> io::Result<(Verdict, Claim)> {
-    let wish =
-        Wish::Claim { engine: remote.engine, request: remote.request.clone(), tokens, digest };
+    let Remote { engine, request, last_block, .. } = remote.clone();
+    let wish = Wish::Claim { engine, request, tokens, digest, last_block };
     let (verdict, lines) =
         tokio::time::timeout(REACH, ask((&remote.host, remote.port), &wish)).await??;
     Ok((verdict, kept(lines, remote.request, tasks, stop)))

@@ -18,7 +18,7 @@ use super::shape::{
     AnyUsage, ChatDelta, Chunk, ChunkPrompt, CompletionDelta, Delta, FinalPromptDetails,
     FinalUsage, FunctionDelta, RunningUsage, ToolCallDelta,
 };
-use super::{sglang, trtllm};
+use super::{scale_out, sglang, trtllm};
 
 enum Phase {
     Start,
@@ -118,6 +118,10 @@ impl Events {
         match self.run.plan.request.api {
             Api::Completions | Api::Generate => self.completion_token(step, &mut out),
             Api::Chat => self.chat_token(step, &mut out),
+            Api::Tokens => {
+                let usage = self.running_usage(step.sequence);
+                scale_out::token(&self.run.plan, step.sequence, step.token, usage, &mut out);
+            }
         }
         out.freeze()
     }
@@ -252,6 +256,9 @@ impl Events {
             completion_tokens,
             prompt_tokens_details: app.config.prompt_tokens_details.then_some(details),
         };
+        if plan.request.api == Api::Tokens {
+            return scale_out::usage_event(plan, AnyUsage::Final(usage));
+        }
         let mut out = BytesMut::new();
         let none: &[ChatDelta] = &[];
         self.event(none, Some(AnyUsage::Final(usage)), true, None, &mut out);
@@ -272,7 +279,7 @@ impl Events {
         let chunk = Chunk {
             id: &plan.id,
             object: match plan.request.api {
-                Api::Completions | Api::Generate => "text_completion",
+                Api::Completions | Api::Generate | Api::Tokens => "text_completion",
                 Api::Chat => "chat.completion.chunk",
             },
             created: plan.created,

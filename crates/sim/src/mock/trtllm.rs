@@ -43,7 +43,7 @@ pub(super) fn params(members: &Members) -> Result<KvParams, Failure> {
                 remote_port: port,
                 remote_engine_id: parts.next(),
                 remote_request_id: parts.next().filter(|_| named),
-                has_block_ids: params["first_gen_tokens"].is_array(),
+                last_block: params["first_gen_tokens"].is_array().then_some(0),
                 ..plain
             })
         }
