@@ -112,33 +112,71 @@ fn sglang(role: Role) -> EngineConfig {
     }
 }
 
+/// Of one server, in this order.
+const ONE_SERVER: &[&str] = &[
+    "health",
+    "models",
+    "completion",
+    "completion_cached",
+    "completion_prefix",
+    "completion_stream_usage",
+    "chat",
+    "chat_stream_usage",
+    "generate",
+    "generate_stream",
+    "err_model",
+    "err_bad_json",
+    "err_bad_type",
+    "err_missing_messages",
+    "err_context",
+    "err_too_long_for_pool",
+    "get_load",
+    "tokenize",
+    "v1_tokenize",
+    "v1_loads",
+    "flush_cache",
+    "completion_after_flush",
+];
+
+/// Of one server, of which a part is told here.
+const OF_ITSELF: &[&str] = &["server_info", "model_info"];
+
+/// Both legs of a pair, at once.
+const BOTH_LEGS: &[&str] = &["completion_again", "chat_stream", "generate", "pd_ok"];
+
+/// Of a pair, each in a test of its own.
+const ALONE: &[&str] = &[
+    "bypass_on_decode_without_bootstrap",
+    "completion",
+    "fake_bootstrap_host_2.2.2.2",
+    "loads_decode",
+    "loads_prefill",
+    "plain_request_on_prefill",
+    "prefill_dead_new_decode_request",
+    "prefill_killed_decode_waiting_stream",
+    "prefill_without_decode",
+];
+
+#[test]
+fn every_capture_is_replayed() {
+    for (folder, lists) in [("sglang", [ONE_SERVER, OF_ITSELF]), ("sglang_pd", [BOTH_LEGS, ALONE])]
+    {
+        let dir = format!("{}/../wire/tests/fixtures/{folder}", env!("CARGO_MANIFEST_DIR"));
+        let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name());
+        let names = files.map(|name| name.into_string().unwrap());
+        let mut files: Vec<String> =
+            names.filter_map(|name| name.strip_suffix(".json").map(str::to_owned)).collect();
+        let mut replayed = lists.concat();
+        files.sort();
+        replayed.sort_unstable();
+        assert_eq!(files, replayed, "{folder}");
+    }
+}
+
 #[tokio::test]
 async fn one_server_answers_as_the_real_one() {
     let engine = start(sglang(Role::Unified)).await;
-    for name in [
-        "health",
-        "models",
-        "completion",
-        "completion_cached",
-        "completion_prefix",
-        "completion_stream_usage",
-        "chat",
-        "chat_stream_usage",
-        "generate",
-        "generate_stream",
-        "err_model",
-        "err_bad_json",
-        "err_bad_type",
-        "err_missing_messages",
-        "err_context",
-        "err_too_long_for_pool",
-        "get_load",
-        "tokenize",
-        "v1_tokenize",
-        "v1_loads",
-        "flush_cache",
-        "completion_after_flush",
-    ] {
+    for name in ONE_SERVER {
         let exchange = capture(&format!("sglang/{name}"));
         let reply = replay(&engine, &exchange).await;
         assert_alike(name, &reply, &exchange);
@@ -155,7 +193,7 @@ async fn one_server_answers_as_the_real_one() {
                 assert_eq!(ours.pointer(at), theirs.pointer(at), "{name} {at}");
             }
         }
-        if name == "err_model" {
+        if *name == "err_model" {
             assert_eq!(ours["model"], theirs["model"]);
         }
     }
@@ -167,7 +205,7 @@ async fn what_a_server_says_of_itself_is_a_part_of_what_a_real_one_says() {
     /// Ours alone, for the router to learn or for tests.
     const OWN: [&str; 2] = ["disaggregation_decode_enable_conditional_agg", "kv_events_connects"];
     let engine = start(sglang(Role::Unified)).await;
-    for name in ["server_info", "model_info"] {
+    for name in OF_ITSELF {
         let exchange = capture(&format!("sglang/{name}"));
         let reply = replay(&engine, &exchange).await;
         let theirs: Value =
@@ -201,7 +239,7 @@ fn leg(captured: &Value, prefill: &MockEngine) -> Value {
 #[tokio::test]
 async fn a_pair_answers_as_the_real_one() {
     let (prefill, decode) = pair().await;
-    for name in ["completion_again", "chat_stream", "generate", "pd_ok"] {
+    for name in BOTH_LEGS {
         let exchange = capture(&format!("sglang_pd/{name}"));
         let (to_prefill, to_decode) =
             (leg(&exchange["p"], &prefill), leg(&exchange["d"], &prefill));
@@ -241,19 +279,32 @@ async fn a_fake_bootstrap_is_answered_with_another_text_and_noted() {
     assert_eq!(decode.stats()["violation_count"], 1);
 }
 
+/// A leg of which only the body was captured.
+fn bare(captured: &Value) -> Value {
+    json!({"request": {"method": "POST", "path": "/v1/completions", "body": captured["request"]}})
+}
+
 #[tokio::test]
 async fn a_leg_whose_partner_never_comes_fails_after_a_while() {
     let (prefill, decode) = pair().await;
     // Nobody listens where the prefill engine was.
     let exchange = capture("sglang_pd/prefill_dead_new_decode_request");
     let alone = leg(&exchange["d"], &prefill);
+    let given_up = capture("sglang_pd/completion");
+    let alone_again = leg(&bare(&given_up["d"]), &prefill);
+    let dead_url = prefill.url();
     prefill.stop().await;
     assert_alike("decode", &replay(&decode, &alone).await, &exchange["d"]);
+    // There the client gave up after a minute.
+    let response = &given_up["d"]["response"];
+    assert_eq!(response["body_raw"], "TimeoutError('timed out')");
+    assert_eq!(replay(&decode, &alone_again).await.status, 500);
+    let response = &given_up["p"]["response"];
+    assert!(response["body_raw"].as_str().unwrap().contains("Connection refused"), "{response}");
+    assert!(common::Client::connect(&dead_url).await.is_err());
     let (prefill, _) = pair().await;
     let exchange = capture("sglang_pd/prefill_without_decode");
-    let mut alone = json!({"request": {"method": "POST", "path": "/v1/completions",
-        "body": exchange["p"]["request"].clone()}});
-    alone = leg(&alone, &prefill);
+    let alone = leg(&bare(&exchange["p"]), &prefill);
     let reply = replay(&prefill, &alone).await;
     // The real one had not answered when the client's 25 s were over.
     assert_eq!(reply.status, 500);
