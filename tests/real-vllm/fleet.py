@@ -181,6 +181,7 @@ class Engine:
         self._signal(signal.SIGSTOP if on else signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
+        assert self.pid, f"{self.name} does not run"
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 

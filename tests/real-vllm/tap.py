@@ -11,7 +11,7 @@ from wire import PATIENCE
 
 @dataclass
 class Seen:
-    """One request that came by."""
+    """One leg that came by."""
 
     path: str
     headers: dict
@@ -24,9 +24,9 @@ class Tap:
     def __init__(self, port: int):
         self.port = port
         self.seen: list[Seen] = []
-        # Called with a request before it is passed on.
+        # Called with a leg before it is passed on.
         self.before = lambda seen: None
-        # Called with a POST's answer; what it gives is passed on instead.
+        # Called with a leg's answer; what it gives is passed on instead.
         self.after = lambda body: body
         tap = self
 
@@ -54,9 +54,10 @@ class Tap:
 
     def pass_on(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         seen = Seen(handler.path, dict(handler.headers), body)
-        is_post = handler.command == "POST"
+        # The router also asks an engine that has come up to tokenise something.
+        is_leg = handler.path.startswith("/v1/") and handler.command == "POST"
         try:
-            if is_post:
+            if is_leg:
                 self.seen.append(seen)
                 self.before(seen)
             engine = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -64,7 +65,7 @@ class Tap:
             response = engine.getresponse()
             answer = response.read()
             engine.close()
-            if is_post:
+            if is_leg:
                 answer = self.after(answer)
             handler.send_response(response.status)
             handler.send_header("content-type", response.headers["content-type"] or "text/plain")
