@@ -31,9 +31,9 @@ const TIE: f64 = 0.01;
 /// Equal candidates of one kind among which one is drawn; further ones stand back.
 const MAX_TIED: usize = 16;
 
-/// Local candidates whose harm is worked out at most: those with the least J before it. In a large
-/// fleet of like workers one of these is as good as any.
-const MAX_JUDGED: usize = 32;
+/// Local candidates whose harm is worked out at most: those with the least J before it. Of like
+/// workers one of a few is as good as any: replays on 8p8d serve as many in time as with 32.
+const MAX_JUDGED: usize = 4;
 
 /// While too little was measured, paths that differ by less than this in J are for the cold policy.
 pub(crate) const COLD_MARGIN: f64 = 0.05;
