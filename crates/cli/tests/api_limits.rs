@@ -45,7 +45,7 @@ async fn refused(fleet: &Fleet, limit: &str) -> u64 {
 async fn a_body_beyond_the_limit_is_413_before_it_is_read() {
     let over = json!({"limits": {"max_body_bytes": "1KiB"}, "routing": {"policy": "always_local"}});
     let fleet = Fleet::with(pair(), over).await;
-    let fits = format!("{{\"model\":\"{MODEL}\",\"prompt\":\"a\",\"pad\":\"");
+    let fits = format!("{{\"model\":\"{MODEL}\",\"prompt\":[69],\"pad\":\"");
     let fits = format!("{fits}{}\"}}", "x".repeat(1024 - fits.len() - 2));
     assert_eq!(fits.len(), 1024);
     for (body, status) in [(fits.clone(), 200), (format!("{fits} "), 413)] {
