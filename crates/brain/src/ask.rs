@@ -6,6 +6,18 @@ use crate::fleet::{Held, Path};
 use crate::ladder::Ladder;
 use crate::slo::Slo;
 
+/// Whether a request may be told to wait in the router.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wait {
+    /// It is to be decided.
+    #[default]
+    Never,
+    /// Nobody waits: only what is late for its TTFT objective is to.
+    IfLate,
+    /// It waits already, or others do: what has no TTFT objective stands in line with them.
+    InLine,
+}
+
 /// One request that wants a plan. Build it with [`Ask::new`] and set what differs.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
@@ -32,8 +44,8 @@ pub struct Ask<'a> {
     pub slo: Slo,
     /// How long it has waited since it was first asked about.
     pub waited: Duration,
-    /// Whether the answer may be that it waits on.
-    pub may_wait: bool,
+    /// Whether the answer may be to wait.
+    pub wait: Wait,
     /// The path that the client asked for; ignored unless the settings allow it.
     pub wish: Option<Path>,
     /// What has been tried for this request so far.
@@ -58,7 +70,7 @@ impl<'a> Ask<'a> {
             session: None,
             slo: Slo::default(),
             waited: Duration::ZERO,
-            may_wait: false,
+            wait: Wait::Never,
             wish: None,
             tries,
             eligible: None,

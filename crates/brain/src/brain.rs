@@ -2,7 +2,7 @@
 //! Deciding and reserving are one call, so that the next request sees what this one booked.
 //! One caller at a time; what a request does with its plan is the caller's.
 
-use crate::ask::Ask;
+use crate::ask::{Ask, Wait};
 use crate::candidates::{Seen, Slate, kv_demand};
 use crate::decision::{Decision, NoPath};
 use crate::field::Draws;
@@ -105,14 +105,14 @@ impl Brain {
 
     /// Chooses the plan for a request and books its load, in one step. The booking of an earlier
     /// try must be settled before. One that is told to wait is asked about again when something has
-    /// ended, the one that has waited longest first.
+    /// ended, those that have waited longest first.
     pub fn decide(&mut self, ask: &Ask<'_>, now: Time) -> Result<Decision, NoPath> {
         let draws = Draws::new(&self.settings, &mut self.random);
         let mut slate = std::mem::take(&mut self.slate);
         slate.fill(&self.seen(), &self.settings, ask, now);
         let scene = self.scene(ask, &slate, draws, now);
         let planned = plan(&scene).and_then(|plan| match late::wait(&scene, &plan) {
-            Some(again_in) if ask.may_wait => Err(NoPath::Late { again_in }),
+            Some(again_in) if ask.wait != Wait::Never => Err(NoPath::Late { again_in }),
             _ => Ok(plan),
         });
         self.slate = slate;

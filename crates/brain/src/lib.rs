@@ -33,7 +33,7 @@ mod time;
 mod units;
 mod why;
 
-pub use ask::Ask;
+pub use ask::{Ask, Wait};
 pub use brain::Brain;
 pub use decision::{Decision, NoPath, Shadows};
 pub use flags::{Flag, Set};
@@ -41,6 +41,7 @@ pub use fleet::{DecodeTotals, Held, Path, PrefillTotals, Reading, Role, Slot, Wo
 pub use guards::{Guard, Vetoes};
 pub use health::{Condition, HealthChange, HealthEvent};
 pub use ladder::{Cause, Ladder, Leg, Next, Try};
+pub use late::LINE_HEADS;
 pub use ledger::{BookingId, End, Load, Settled};
 pub use policy::{
     Bounds, IslBounding, MaxLocalPrefill, Policy, Predicted, PrefillLoad, Rule, Score, Scores,

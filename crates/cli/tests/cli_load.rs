@@ -54,7 +54,7 @@ fn a_trace_of_sessions_is_served_by_a_fleet_and_reported() {
     // Whatever the policy, the router says what it predicts.
     assert!(row["ttft_error_median"].as_f64().is_some_and(|error| error > 0.0), "{row}");
     assert!(ended.err.contains("half of the predicted TTFTs were within"), "{}", ended.err);
-    assert!(ended.err.contains("5 of 5 requests sent"), "{}", ended.err);
+    assert!(ended.err.contains("5 of 5 requests ended"), "{}", ended.err);
     assert!(ended.err.contains("0 failed"), "{}", ended.err);
     let page = std::fs::read_to_string(page).expect("the report");
     assert!(page.contains("TTFT") && page.contains("here"));
@@ -102,5 +102,5 @@ fn an_interrupt_ends_it_with_what_was_seen_so_far() {
     let row = results(&String::from_utf8(output.stdout).expect("text"));
     assert_eq!(row["slo_attainment"], 0.0);
     let told = String::from_utf8(output.stderr).expect("text");
-    assert!(told.contains("0 of 5 requests sent"), "{told}");
+    assert!(told.contains("0 of 5 requests ended"), "{told}");
 }

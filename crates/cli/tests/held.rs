@@ -110,7 +110,7 @@ async fn who_waits_longer_than_a_request_may_take_is_told_so() {
     let mut late = begin(&fleet, 2, 300, 100).await;
     held(&fleet, 1).await;
     // When the first one's time is over, there is still this one.
-    let mut other = begin(&fleet, 3, 2_000, 0).await;
+    let mut other = begin(&fleet, 3, 2_000, 3_600_000).await;
     booked(&fleet, 2).await;
     let head = late.head().await;
     assert_eq!(head.status, 503);
@@ -121,6 +121,36 @@ async fn who_waits_longer_than_a_request_may_take_is_told_so() {
         assert_eq!(exchange.head().await.status, 504);
     }
     fleet.assert_nothing_leaks().await;
+}
+
+#[tokio::test]
+async fn what_has_no_objective_stands_in_line_behind_those_that_wait() {
+    let fleet = Fleet::with(engine(0.002), config(0.002, &json!({}))).await;
+    let long = begin(&fleet, 1, 2_000, 0).await;
+    booked(&fleet, 1).await;
+    let late = begin(&fleet, 2, 300, 100).await;
+    held(&fleet, 1).await;
+    let without = begin(&fleet, 3, 300, 0).await;
+    held(&fleet, 2).await;
+    drop((long, late, without));
+    fleet.assert_nothing_leaks().await;
+}
+
+#[tokio::test]
+async fn those_that_wait_are_told_when_the_router_is_to_end() {
+    let mut fleet = Fleet::with(engine(0.002), config(0.002, &json!({}))).await;
+    let long = begin(&fleet, 1, 2_000, 0).await;
+    booked(&fleet, 1).await;
+    let mut late = begin(&fleet, 2, 300, 100).await;
+    held(&fleet, 1).await;
+    fleet.router.terminate();
+    let head = late.head().await;
+    assert_eq!(head.status, 503);
+    assert!(head.header("retry-after").is_some());
+    let error = late.rest().await.error();
+    assert!(error.contains("shutting down"), "{error}");
+    drop(long);
+    assert!(fleet.router.ended().await.success());
 }
 
 #[tokio::test]

@@ -356,7 +356,7 @@ impl Group {
             roster: ArcSwap::default(),
             created: u64::try_from(crate::prompt::unix_seconds()).unwrap_or(0),
             shadows: brain.settings().shadow.iter().map(|shadow| shadow.rule.as_str()).collect(),
-            hold: Hold::default(),
+            hold: Hold::new(),
             approximate,
             clock,
             brain: Mutex::new(brain),

@@ -1,16 +1,17 @@
-//! Where requests are that the brain told to wait. One of them at a time is asked about again, the
-//! one that has waited longest, whenever a booking is released and when its time has come.
+//! Where requests are that the brain told to wait. The first few of the line are asked about again
+//! whenever a booking is released and when their time has come.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard, Notify};
+use pointsman_brain::LINE_HEADS;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 /// The line of one group.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Hold {
-    /// Held by the head of the line; the lock itself is the line, first come, first served.
-    head: Mutex<()>,
+    /// One for each place at the head of the line; waiting for one is the line, first come, first served.
+    heads: Semaphore,
     released: Notify,
     held: AtomicUsize,
 }
@@ -19,14 +20,15 @@ pub(crate) struct Hold {
 #[derive(Debug)]
 pub(crate) struct Place<'a>(&'a Hold);
 
-/// The place at its head.
-#[derive(Debug)]
-pub(crate) struct Head<'a> {
-    hold: &'a Hold,
-    _alone: MutexGuard<'a, ()>,
-}
-
 impl Hold {
+    pub(crate) fn new() -> Hold {
+        Hold {
+            heads: Semaphore::new(LINE_HEADS),
+            released: Notify::new(),
+            held: AtomicUsize::new(0),
+        }
+    }
+
     /// Joins the line.
     pub(crate) fn join(&self) -> Place<'_> {
         self.held.fetch_add(1, Ordering::Relaxed);
@@ -40,26 +42,35 @@ impl Hold {
 
     /// Something that was booked is free.
     pub(crate) fn released(&self) {
-        self.released.notify_one();
+        self.released.notify_waiters();
+    }
+
+    /// The next release after this call.
+    pub(crate) fn next_release(&self) -> Notified<'_> {
+        self.released.notified()
+    }
+
+    /// Sends everybody away.
+    pub(crate) fn close(&self) {
+        self.heads.close();
+        self.released.notify_waiters();
+    }
+
+    /// Whether everybody was sent away.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.heads.is_closed()
     }
 }
 
 impl Place<'_> {
-    /// Waits to be at the head of the line.
-    pub(crate) async fn head(&self) -> Head<'_> {
-        Head { hold: self.0, _alone: self.0.head.lock().await }
+    /// Waits to be one of the first; none when the line is closed.
+    pub(crate) async fn head(&self) -> Option<SemaphorePermit<'_>> {
+        self.0.heads.acquire().await.ok()
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.0.held.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Head<'_> {
-    /// Waits for a release, and no longer than this.
-    pub(crate) async fn wait(&self, longest: Duration) {
-        let _elapsed = tokio::time::timeout(longest, self.hold.released.notified()).await;
     }
 }

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use http::request::Parts;
 use http::{HeaderMap, Response};
 use hyper::body::Incoming;
-use pointsman_brain::{Ask, Cause, Decision, Held, Ladder, Leg, Next, NoPath, Path, Slo, Slot};
+use pointsman_brain::{
+    Ask, Cause, Decision, Held, Ladder, Leg, Next, NoPath, Path, Slo, Slot, Wait,
+};
 use pointsman_wire::body::Limits;
 use pointsman_wire::dialect::{
     self, Api, Failure, LegContext, LegRequest, Order, Prefill, Request, Verdict,
@@ -325,37 +327,44 @@ impl Life {
 
     /// Decides and reserves, after a wait where the brain says so.
     async fn plan_in_turn(&mut self, ladder: &Ladder) -> Result<Plan, Refusal> {
-        match self.plan(ladder) {
+        let (group, deadline) = (Arc::clone(&self.group), self.patience.deadline);
+        let wait = if group.hold.held() == 0 { Wait::IfLate } else { Wait::InLine };
+        match self.plan(ladder, wait) {
             Ok(plan) => return Ok(plan),
             Err(NoPlan::Refused(refusal)) => return Err(refusal),
             Err(NoPlan::Wait(_)) => {}
         }
-        let (group, deadline) = (Arc::clone(&self.group), self.patience.deadline);
         let place = group.hold.join();
         let waiting = async {
-            let head = place.head().await;
-            loop {
-                match self.plan(ladder) {
-                    Ok(plan) => return Ok(plan),
-                    Err(NoPlan::Refused(refusal)) => return Err(refusal),
-                    Err(NoPlan::Wait(again_in)) => head.wait(again_in).await,
+            let _head = place.head().await;
+            while !group.hold.is_closed() {
+                // From here on, so that none is missed while the brain is asked.
+                let released = group.hold.next_release();
+                match self.plan(ladder, Wait::InLine) {
+                    Ok(plan) => return Some(Ok(plan)),
+                    Err(NoPlan::Refused(refusal)) => return Some(Err(refusal)),
+                    Err(NoPlan::Wait(again_in)) => {
+                        let _elapsed = tokio::time::timeout(again_in, released).await;
+                    }
                 }
             }
+            None
         };
         match tokio::time::timeout_at(deadline, waiting).await {
-            Ok(planned) => planned,
+            Ok(Some(planned)) => planned,
+            Ok(None) => Err(report::sent_away(self)),
             Err(_elapsed) => Err(report::held_too_long(self)),
         }
     }
 
     /// Decides and reserves.
-    fn plan(&mut self, ladder: &Ladder) -> Result<Plan, NoPlan> {
+    fn plan(&mut self, ladder: &Ladder, wait: Wait) -> Result<Plan, NoPlan> {
         let group = Arc::clone(&self.group);
         let mut brain = group.brain();
         // While the brain is held, a slot is the same worker for it and for the roster; before, another
         // one may have taken a slot that was given up.
         self.look_again();
-        let ask = Ask { may_wait: true, ..self.ask(ladder) };
+        let ask = Ask { wait, ..self.ask(ladder) };
         let decided = brain.decide(&ask, group.now());
         drop(brain);
         let decision = match decided {

@@ -149,6 +149,12 @@ pub(crate) fn no_path(life: &Life, no_path: &NoPath) -> Refusal {
         .retry_after(life.router.settings.limits.retry_after)
 }
 
+/// The refusal of a request that waits when the router is to end.
+pub(crate) fn sent_away(life: &Life) -> Refusal {
+    let message = format!("model `{}`: the router is shutting down; try another one", life.model);
+    Refusal::new(503, message).retry_after(life.router.settings.limits.retry_after)
+}
+
 /// The refusal of a request that no worker was free for in its time.
 pub(crate) fn held_too_long(life: &Life) -> Refusal {
     let (model, limit) = (&life.model, life.router.settings.timeouts.request);

@@ -66,8 +66,12 @@ impl Router {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// Takes no further requests, and sends away those that wait.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+        for group in &self.fleet.groups {
+            group.hold.close();
+        }
     }
 
     /// Adds every worker that the configuration names, and starts with what a snapshot says of them.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pointsman_brain::{
     Ask, Brain, Cause, Decision, Ladder, Leg, NoPath, Predicted, Rule, Settings, Slo, Slot, Time,
+    Wait,
 };
 
 use crate::fleets::*;
@@ -24,7 +25,7 @@ fn after(seconds: f64) -> Time {
 /// Asks for 4000 tokens, some 0.2 s of prefill, by one who may wait.
 fn ask(brain: &mut Brain, slo: Slo, waited: Duration, now: Time) -> Result<Decision, NoPath> {
     let tries = fresh();
-    let ask = Ask { slo, waited, may_wait: true, ..Ask::new(4_000, &[], &tries) };
+    let ask = Ask { slo, waited, wait: Wait::IfLate, ..Ask::new(4_000, &[], &tries) };
     brain.decide(&ask, now)
 }
 
@@ -95,8 +96,20 @@ fn who_may_not_wait_and_who_has_been_tried_is_sent_at_once() {
     }
     let mut failed = Ladder::new(brain.settings());
     failed.failed(Leg::Local, Slot(0), Cause::Connect);
-    let again = Ask { slo: slo(500), may_wait: true, ..Ask::new(4_000, &[], &failed) };
+    let again = Ask { slo: slo(500), wait: Wait::IfLate, ..Ask::new(4_000, &[], &failed) };
     assert!(brain.decide(&again, after(0.1)).is_ok());
+}
+
+#[test]
+fn what_has_no_objective_does_not_pass_those_that_wait() {
+    let mut brain = busy(settings());
+    let tries = fresh();
+    let ask = Ask { wait: Wait::InLine, ..Ask::new(4_000, &[], &tries) };
+    assert!(waits(brain.decide(&ask, NOW)).is_some());
+    let in_time = Ask { slo: slo(5_000), ..ask };
+    assert!(brain.decide(&in_time, NOW).is_ok(), "what can be served in time does");
+    let mut idle = crate::fleets::brain(settings(), &[unified()]);
+    assert!(idle.decide(&ask, NOW).is_ok());
 }
 
 #[test]

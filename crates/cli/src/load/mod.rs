@@ -118,7 +118,7 @@ fn tell(args: &Args, seen: &drive::Seen) -> anyhow::Result<()> {
     }
     let good = seen.served.iter().filter(|served| served.meets_both()).count();
     eprintln!(
-        "{} of {} requests sent, {} within both SLOs ({:.2} a second), {} failed",
+        "{} of {} requests ended, {} within both SLOs ({:.2} a second), {} failed",
         seen.served.len(),
         seen.planned,
         good,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pointsman_brain::{
-    Ask, BookingId, Cause, Decision, End, HealthEvent, Held, Ladder, Leg, Next, NoPath, Path, Slot,
-    Time,
+    Ask, BookingId, Cause, Decision, End, HealthEvent, Held, LINE_HEADS, Ladder, Leg, Next, NoPath,
+    Path, Slot, Time, Wait,
 };
 
 use super::worker::{NotTaken, Worker};
@@ -85,7 +85,7 @@ impl Fleet {
             session: live.request.session,
             slo: live.request.slo,
             waited: Duration::from_nanos(self.now - live.arrived),
-            may_wait: true,
+            wait: if self.held.is_empty() { Wait::IfLate } else { Wait::InLine },
             ..Ask::new(live.request.prompt_tokens, &held, &live.ladder)
         };
         match self.brain.decide(&ask, Time(self.now)) {
@@ -104,20 +104,22 @@ impl Fleet {
     }
 
     fn hold(&mut self, id: RequestId) {
-        if self.held.front() != Some(&id) {
+        if !self.held.contains(&id) {
             self.held.push_back(id);
         }
     }
 
-    /// Asks again about those that wait, the one that came first before the others.
+    /// Asks again about the first of those that wait.
     pub(super) fn release_held(&mut self) {
         self.ask_again = None;
-        while let Some(&id) = self.held.front() {
+        let mut waiting = 0;
+        while let Some(&id) = self.held.get(waiting).filter(|_| waiting < LINE_HEADS) {
             self.plan(id);
-            if self.ask_again.is_some() {
-                return;
+            if self.live.get(&id).is_some_and(|live| live.booking.is_none()) {
+                waiting += 1;
+            } else {
+                self.held.retain(|held| *held != id);
             }
-            self.held.pop_front_if(|held| *held == id);
         }
     }
 

@@ -12,6 +12,9 @@ use crate::rng::mix;
 
 /// Requests of one trace at most.
 const MAX_REQUESTS: usize = 20_000_000;
+/// Some three hundred years; twice that is beyond what the clock of a replay can count.
+const LATEST_MS: f64 = 1e13;
+
 /// Length of a bucket of equal timestamps when no later one follows.
 const LAST_BUCKET: u64 = 3_000_000_000;
 /// Tokens of one prompt at most.
@@ -216,8 +219,8 @@ fn row(text: &str) -> Result<Row, String> {
 }
 
 fn nanos(ms: f64) -> Result<u64, String> {
-    if !ms.is_finite() || ms < 0.0 {
-        return Err(format!("a time of {ms} ms"));
+    if !(0.0..=LATEST_MS).contains(&ms) {
+        return Err(format!("a time of {ms:e} ms; it may be from 0 to {LATEST_MS:e}"));
     }
     Ok((ms * NANOS_OF_MS).round() as u64)
 }
