@@ -125,3 +125,18 @@ fn percentiles_are_values_that_were_there() {
     assert_eq!(percentile(&[], 0.5), 0.0);
     assert_eq!(percentile(&[7.0], 0.99), 7.0);
 }
+
+#[test]
+fn under_overload_more_are_served_in_time_where_late_requests_wait() {
+    let workload = conversation();
+    let met = |hold_late| {
+        let mut scenario = under(Rule::Predicted);
+        scenario.settings.predicted.hold_late = hold_late;
+        scenario.rate = 10.0;
+        let served = workload.serve(&scenario);
+        assert!(served.iter().all(|served| served.finished), "nobody waits for ever");
+        served.iter().filter(|served| served.meets_both()).count()
+    };
+    let (waiting, at_once) = (met(true), met(false));
+    assert!(waiting > at_once, "{waiting} of 40 with a line, {at_once} without");
+}
