@@ -340,6 +340,8 @@ impl Life {
             while !group.hold.is_closed() {
                 // From here on, so that none is missed while the brain is asked.
                 let released = group.hold.next_release();
+                // The caches have changed meanwhile.
+                self.held = sight::look_up(&group, &self.roster, &self.prompt, &self.scope);
                 match self.plan(ladder, Wait::InLine) {
                     Ok(plan) => return Some(Ok(plan)),
                     Err(NoPlan::Refused(refusal)) => return Some(Err(refusal)),
