@@ -22,8 +22,9 @@ impl StepShape {
     /// Adds a chunk of a prompt, `before` tokens into it.
     pub fn prefill(&mut self, tokens: u32, before: u32) {
         self.prefill_tokens += tokens;
-        let mean_context = f64::from(before) + f64::from(tokens) / 2.0;
-        self.prefill_tokens_by_context += f64::from(tokens) * mean_context;
+        // Each of its tokens counts the context at the end of the chunk: so the times per output token
+        // of real GPUs come out, and with that of the token itself they are up to 8 % too low.
+        self.prefill_tokens_by_context += f64::from(tokens) * f64::from(before + tokens);
     }
 
     /// The next step of the same sequences: each has one token more.

@@ -106,7 +106,7 @@ fn a_remote_request_takes_prefill_transfer_and_one_decode_step_to_its_first_toke
     let mut fleet = Fleet::new(two_and_two(with(Rule::AlwaysRemote)));
     fleet.submit(request(1, 1, 256, 4));
     let outcome = run(&mut fleet).remove(0);
-    let prefill = 8.0 + 0.0445 * 256.0 + 9.8e-7 * 256.0 * 128.0;
+    let prefill = 8.0 + 0.0445 * 256.0 + 9.8e-7 * 256.0 * 256.0;
     let transfer = 10.0 + 256.0 * 327_680.0 / 40e9 * 1e3;
     let step = 10.4 + 0.038 + 2.9e-5 * 256.0;
     let ttft = (outcome.first_token.unwrap() - outcome.arrived) as f64 / 1e6;
