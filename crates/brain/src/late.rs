@@ -29,11 +29,13 @@ pub(crate) fn wait(scene: &Scene<'_>, plan: &Plan) -> Option<Duration> {
     }
     let computes = plan.prefill.unwrap_or(plan.decode);
     let dry = DRY_STEPS * scene.predictor.full_step(computes.slot);
-    let (ttft, _) = scene.predictor.forecast(plan, scene.ask, scene.now);
+    let beyond = Duration::try_from_secs_f64(computes.outlook.wait - dry).ok()?;
     let late = match scene.slo().ttft_seconds() {
-        Some(slo) => scene.ask.waited.as_secs_f64() + ttft > LATE_FROM * slo,
+        Some(slo) => {
+            let (ttft, _) = scene.predictor.forecast(plan, scene.ask, scene.now);
+            scene.ask.waited.as_secs_f64() + ttft > LATE_FROM * slo
+        }
         None => scene.ask.wait == Wait::InLine,
     };
-    let beyond = Duration::try_from_secs_f64(computes.outlook.wait - dry).ok()?;
     (late && !beyond.is_zero()).then(|| beyond.max(SOONEST))
 }

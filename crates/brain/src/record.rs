@@ -208,6 +208,11 @@ impl CandidateRecord {
 }
 
 impl WorkerView {
+    /// Whether what the engine last reported counts as its load still.
+    pub fn reading_counts(&self, now: Time) -> bool {
+        self.read_until.is_some_and(|until| now <= until)
+    }
+
     pub(crate) fn new(slot: Slot, worker: &Worker, load: Load) -> WorkerView {
         WorkerView {
             slot,

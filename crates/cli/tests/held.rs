@@ -58,13 +58,19 @@ async fn booked(fleet: &Fleet, wanted: u64) {
     .await;
 }
 
+/// A long prompt that is being computed, and a late request that waits for its end.
+async fn one_waits(fleet: &Fleet, ttft_ms: u32) -> (Exchange, Exchange) {
+    let long = begin(fleet, 1, 2_000, ttft_ms).await;
+    booked(fleet, 1).await;
+    let late = begin(fleet, 2, 300, 100).await;
+    held(fleet, 1).await;
+    (long, late)
+}
+
 #[tokio::test]
 async fn a_late_request_is_served_after_one_that_came_later_and_is_in_time() {
     let fleet = Fleet::with(engine(0.1), config(0.1, &json!({}))).await;
-    let mut long = begin(&fleet, 1, 2_000, 60_000).await;
-    booked(&fleet, 1).await;
-    let mut late = begin(&fleet, 2, 300, 100).await;
-    held(&fleet, 1).await;
+    let (mut long, mut late) = one_waits(&fleet, 60_000).await;
     let mut in_time = begin(&fleet, 3, 300, 60_000).await;
     booked(&fleet, 2).await;
     held(&fleet, 1).await;
@@ -85,10 +91,7 @@ async fn a_late_request_is_served_after_one_that_came_later_and_is_in_time() {
 #[tokio::test]
 async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
     let fleet = Fleet::with(engine(0.002), config(0.002, &json!({}))).await;
-    let long = begin(&fleet, 1, 2_000, 0).await;
-    booked(&fleet, 1).await;
-    let first = begin(&fleet, 2, 300, 100).await;
-    held(&fleet, 1).await;
+    let (long, first) = one_waits(&fleet, 0).await;
     let second = begin(&fleet, 3, 300, 100).await;
     held(&fleet, 2).await;
     drop(first);
@@ -105,10 +108,7 @@ async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
 async fn who_waits_longer_than_a_request_may_take_is_told_so() {
     let over = json!({"timeouts": {"request": "6s"}});
     let fleet = Fleet::with(engine(0.002), config(0.002, &over)).await;
-    let mut long = begin(&fleet, 1, 2_000, 0).await;
-    booked(&fleet, 1).await;
-    let mut late = begin(&fleet, 2, 300, 100).await;
-    held(&fleet, 1).await;
+    let (mut long, mut late) = one_waits(&fleet, 0).await;
     // When the first one's time is over, there is still this one.
     let mut other = begin(&fleet, 3, 2_000, 3_600_000).await;
     booked(&fleet, 2).await;
@@ -126,10 +126,7 @@ async fn who_waits_longer_than_a_request_may_take_is_told_so() {
 #[tokio::test]
 async fn what_has_no_objective_stands_in_line_behind_those_that_wait() {
     let fleet = Fleet::with(engine(0.002), config(0.002, &json!({}))).await;
-    let long = begin(&fleet, 1, 2_000, 0).await;
-    booked(&fleet, 1).await;
-    let late = begin(&fleet, 2, 300, 100).await;
-    held(&fleet, 1).await;
+    let (long, late) = one_waits(&fleet, 0).await;
     let without = begin(&fleet, 3, 300, 0).await;
     held(&fleet, 2).await;
     drop((long, late, without));
@@ -139,10 +136,7 @@ async fn what_has_no_objective_stands_in_line_behind_those_that_wait() {
 #[tokio::test]
 async fn those_that_wait_are_told_when_the_router_is_to_end() {
     let mut fleet = Fleet::with(engine(0.002), config(0.002, &json!({}))).await;
-    let long = begin(&fleet, 1, 2_000, 0).await;
-    booked(&fleet, 1).await;
-    let mut late = begin(&fleet, 2, 300, 100).await;
-    held(&fleet, 1).await;
+    let (long, mut late) = one_waits(&fleet, 0).await;
     fleet.router.terminate();
     let head = late.head().await;
     assert_eq!(head.status, 503);

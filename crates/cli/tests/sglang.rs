@@ -11,7 +11,7 @@ use std::time::Duration;
 use pointsman_sim::mock::{Action, Cut, Dialect, EngineConfig, Faults, Leg, MockEngine, Role};
 use serde_json::{Value, json};
 use support::fleet::{MODEL, chat, completion, prompt, rule, times, unwatched};
-use support::{Body, Fleet, Head, Request, Spec, wait_for, wait_until};
+use support::{Fleet, Head, Request, Spec, wait_for, wait_until};
 
 /// Makes a worker one of SGLang.
 fn sglang(spec: Spec) -> Spec {
@@ -28,38 +28,6 @@ fn decode(name: &str) -> Spec {
 
 fn unified(name: &str) -> Spec {
     sglang(support::unified(name))
-}
-
-/// What an engine of its own says to this request.
-async fn alone(request: &Request) -> Value {
-    let engine = MockEngine::start(EngineConfig {
-        dialect: Dialect::Sglang,
-        speed: f64::INFINITY,
-        model: MODEL.into(),
-        ..EngineConfig::of(Role::Unified)
-    });
-    let engine = engine.await.unwrap();
-    let (head, json) = request.json(engine.addr()).await;
-    assert_eq!(head.status, 200, "{json}");
-    engine.stop().await;
-    json
-}
-
-async fn assert_as_alone(request: &Request, reply: &Value) {
-    let expected = alone(request).await;
-    assert_eq!(reply["choices"], expected["choices"], "{reply}");
-    let tokens = |json: &Value| json["usage"]["completion_tokens"].clone();
-    assert_eq!(tokens(reply), tokens(&expected));
-}
-
-async fn assert_streamed_as_alone(path: &str, request: &Value, body: &Body) {
-    assert!(body.is_done(), "{body:?}");
-    let mut whole = request.clone();
-    whole["stream"] = json!(false);
-    let expected = alone(&Request::post(path, &whole)).await;
-    let choice = &expected["choices"][0];
-    let text = choice["text"].as_str().or_else(|| choice["message"]["content"].as_str());
-    assert_eq!(body.content(), text.unwrap());
 }
 
 fn request(seed: u32) -> Request {
@@ -88,9 +56,9 @@ async fn a_request_goes_to_both_workers_at_once_with_the_place_where_they_meet()
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d0"), "{body:?}");
         if stream {
-            assert_streamed_as_alone("/v1/completions", &asked, &body).await;
+            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
         } else {
-            assert_as_alone(&Request::completion(&asked), &body.json()).await;
+            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
         }
         let (to_prefill, to_decode) = (bodies(&fleet, "p0"), bodies(&fleet, "d0"));
         assert_eq!(to_prefill[at], to_decode[at]);
@@ -106,7 +74,7 @@ async fn a_request_goes_to_both_workers_at_once_with_the_place_where_they_meet()
     let asked = chat("tell me of rooms where two meet and neither waits for ever", 6, true);
     let (head, body) = Request::chat(&asked).send(fleet.addr()).await;
     assert_eq!(head.status, 200);
-    assert_streamed_as_alone("/v1/chat/completions", &asked, &body).await;
+    fleet.assert_streamed_as_alone("/v1/chat/completions", &asked, &body).await;
     fleet.assert_nothing_leaks().await;
     let log = fleet.router.log();
     assert!(!log.contains("panicked"), "{log}");
@@ -144,7 +112,7 @@ async fn a_client_cannot_name_a_room_of_its_own() {
     }
     let (head, reply) = Request::completion(&asked).json(fleet.addr()).await;
     assert_eq!((head.status, head.path()), (200, "remote"), "{reply}");
-    assert_as_alone(&clean, &reply).await;
+    fleet.assert_as_alone(&clean, &reply).await;
     fleet.assert_nothing_leaks().await;
 }
 
@@ -172,10 +140,10 @@ async fn another_prefills(faults: Faults, cause: &str) {
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path()), (200, "remote"), "{body:?}");
         if stream {
-            assert_streamed_as_alone("/v1/completions", &asked, &body).await;
+            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
         } else {
             assert_eq!(head.reason(), "retry_prefill");
-            assert_as_alone(&Request::completion(&asked), &body.json()).await;
+            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
             assert_eq!(fleet.failures("prefill", cause).await, failures + 1);
         }
     }
@@ -262,7 +230,7 @@ async fn another_decodes(faults: Faults, cause: &str) {
     let asked = completion(&prompt(1, 200), 8, true);
     let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d1"), "{body:?}");
-    assert_streamed_as_alone("/v1/completions", &asked, &body).await;
+    fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
     assert_eq!(fleet.failures("decode", cause).await, 1);
     // The first prefill leg, if it went out at all, was ended: it would have waited for ever.
     assert!((1..=2).contains(&fleet.requests("p0").len()));
@@ -333,7 +301,7 @@ async fn legs_that_wait_in_different_rooms_are_given_up_and_sent_anew() {
         let asked = request(seed);
         let (head, reply) = asked.json(fleet.addr()).await;
         assert_eq!((head.status, head.path()), (200, "remote"), "{reply}");
-        assert_as_alone(&asked, &reply).await;
+        fleet.assert_as_alone(&asked, &reply).await;
     }
     let failed =
         fleet.failures("prefill", "server_error").await + fleet.failures("decode", "kv_load").await;
@@ -426,7 +394,7 @@ async fn a_unified_worker_takes_what_the_pairs_cannot() {
     let asked = request(1);
     let (head, reply) = wish(asked.clone(), "local").json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.worker()), (200, "local", "u0"), "{reply}");
-    assert_as_alone(&asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     let mut choices = completion(&prompt(2, 64), 4, false);
     choices["n"] = json!(2);
     let (head, _) = Request::completion(&choices).json(fleet.addr()).await;
@@ -445,7 +413,7 @@ async fn a_decode_worker_that_says_it_prefills_does_so_when_told() {
     let asked = request(1);
     let (head, reply) = wish(asked.clone(), "local").json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d0"), "{reply}");
-    assert_as_alone(&asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     assert_eq!(bodies(&fleet, "d0")[0]["do_local_prefill"], json!(true));
     // A client cannot say so.
     let mut forged = completion(&prompt(2, 200), 4, false);
@@ -582,9 +550,9 @@ fn generate(body: &Value) -> Request {
     Request::post("/generate", body)
 }
 
-async fn assert_generated(head: &Head, reply: &Value, asked: &Value) {
+async fn assert_generated(fleet: &Fleet, head: &Head, reply: &Value, asked: &Value) {
     assert_eq!(head.status, 200, "{reply}");
-    let expected = alone(&generate(asked)).await;
+    let expected = fleet.expected(&generate(asked)).await;
     assert_eq!(
         (&reply["text"], &reply["output_ids"]),
         (&expected["text"], &expected["output_ids"])
@@ -598,13 +566,13 @@ async fn the_native_endpoint_is_routed_likewise() {
     let ids = json!({"input_ids": prompt(1, 200), "sampling_params": sampling});
     let (head, reply) = generate(&ids).json(fleet.addr()).await;
     assert_eq!((head.path(), head.worker()), ("remote", "d0"));
-    assert_generated(&head, &reply, &ids).await;
+    assert_generated(&fleet, &head, &reply, &ids).await;
     assert_eq!(without_bootstrap(&bodies(&fleet, "p0")[0]), ids);
     let text =
         json!({"text": "two workers meet in a room ".repeat(20), "sampling_params": sampling});
     let (head, reply) = generate(&text).json(fleet.addr()).await;
     assert_eq!(head.path(), "remote");
-    assert_generated(&head, &reply, &text).await;
+    assert_generated(&fleet, &head, &reply, &text).await;
     // Its tokens were counted as those of any other prompt.
     let (_, explained) = Request::post("/v1/pointsman/explain", &text).json(fleet.addr()).await;
     assert_eq!(explained["isl_tokens"], reply["meta_info"]["prompt_tokens"], "{explained}");
@@ -624,7 +592,7 @@ async fn the_native_stream_passes_as_it_is() {
         chunks.iter().map(|chunk| chunk["meta_info"]["completion_tokens"].as_u64()).collect();
     assert_eq!(counts, (1..=6).map(Some).collect::<Vec<_>>());
     asked["stream"] = json!(false);
-    let expected = alone(&generate(&asked)).await;
+    let expected = fleet.expected(&generate(&asked)).await;
     // Each event holds all text so far.
     assert_eq!(chunks[5]["text"], expected["text"]);
     fleet.assert_nothing_leaks().await;
@@ -636,7 +604,7 @@ async fn the_native_endpoint_survives_a_dead_prefill_worker() {
     let asked = json!({"input_ids": prompt(1, 200), "sampling_params": {"max_new_tokens": 4}});
     let (head, reply) = generate(&asked).json(fleet.addr()).await;
     assert_eq!((head.path(), head.reason()), ("remote", "retry_prefill"));
-    assert_generated(&head, &reply, &asked).await;
+    assert_generated(&fleet, &head, &reply, &asked).await;
     fleet.assert_nothing_leaks().await;
 }
 

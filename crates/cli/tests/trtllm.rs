@@ -11,7 +11,7 @@ use pointsman_sim::mock::{
 };
 use serde_json::{Value, json};
 use support::fleet::{MODEL, chat, completion, prompt, rule, unwatched};
-use support::{Body, Fleet, Request, Spec, wait_for, wait_until};
+use support::{Fleet, Request, Spec, wait_for, wait_until};
 
 /// Makes a worker one of TensorRT-LLM.
 fn trtllm(spec: Spec) -> Spec {
@@ -24,36 +24,6 @@ fn prefill(name: &str) -> Spec {
 
 fn decode(name: &str) -> Spec {
     trtllm(support::decode(name))
-}
-
-/// What an engine of its own says to this request.
-async fn alone(request: &Request) -> Value {
-    let engine = MockEngine::start(EngineConfig {
-        dialect: Dialect::Trtllm,
-        speed: f64::INFINITY,
-        model: MODEL.into(),
-        ..EngineConfig::of(Role::Unified)
-    });
-    let engine = engine.await.unwrap();
-    let (head, json) = request.json(engine.addr()).await;
-    assert_eq!(head.status, 200, "{json}");
-    engine.stop().await;
-    json
-}
-
-async fn assert_as_alone(request: &Request, reply: &Value) {
-    let expected = alone(request).await;
-    assert_eq!(reply["choices"], expected["choices"], "{reply}");
-}
-
-async fn assert_streamed_as_alone(path: &str, request: &Value, body: &Body) {
-    assert!(body.is_done(), "{body:?}");
-    let mut whole = request.clone();
-    whole["stream"] = json!(false);
-    let expected = alone(&Request::post(path, &whole)).await;
-    let choice = &expected["choices"][0];
-    let text = choice["text"].as_str().or_else(|| choice["message"]["content"].as_str());
-    assert_eq!(body.content(), text.unwrap());
 }
 
 fn request(seed: u32) -> Request {
@@ -78,9 +48,9 @@ async fn a_cold_prompt_is_computed_by_one_worker_and_answered_by_the_other() {
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d0"), "{body:?}");
         if stream {
-            assert_streamed_as_alone("/v1/completions", &asked, &body).await;
+            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
         } else {
-            assert_as_alone(&Request::completion(&asked), &body.json()).await;
+            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
         }
     }
     let (contexts, generations) = (bodies(&fleet, "p0"), bodies(&fleet, "d0"));
@@ -116,7 +86,7 @@ async fn the_prompt_goes_on_as_the_ids_that_were_computed() {
     asked["prompt"] = json!(text);
     let (head, reply) = Request::completion(&asked).json(fleet.addr()).await;
     assert_eq!((head.status, head.path()), (200, "remote"), "{reply}");
-    assert_as_alone(&Request::completion(&asked), &reply).await;
+    fleet.assert_as_alone(&Request::completion(&asked), &reply).await;
     assert_eq!(bodies(&fleet, "p0")[0]["prompt"], asked["prompt"]);
     let ids = bodies(&fleet, "d0")[0]["prompt"].clone();
     assert_eq!(
@@ -127,7 +97,7 @@ async fn the_prompt_goes_on_as_the_ids_that_were_computed() {
     let asked = chat(&text, 6, true);
     let (head, body) = Request::chat(&asked).send(fleet.addr()).await;
     assert_eq!((head.status, head.path()), (200, "remote"), "{body:?}");
-    assert_streamed_as_alone("/v1/chat/completions", &asked, &body).await;
+    fleet.assert_streamed_as_alone("/v1/chat/completions", &asked, &body).await;
     let generation = &bodies(&fleet, "d0")[1];
     assert!(generation["prompt_token_ids"].is_array());
     assert_eq!(generation["messages"], asked["messages"]);
@@ -169,7 +139,7 @@ async fn a_limit_of_one_token_is_for_the_generation_worker() {
     let asked = Request::completion(&completion(&prompt(1, 200), 1, false));
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.path(), head.worker()), ("remote", "d0"));
-    assert_as_alone(&asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     fleet.assert_nothing_leaks().await;
 }
 
@@ -220,7 +190,7 @@ async fn another_prefills_or_the_local_path(faults: Faults, cause: &str) {
         (200, "remote", "retry_prefill"),
         "{reply}"
     );
-    assert_as_alone(&asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     assert_eq!(fleet.failures("prefill", cause).await, 1);
     fleet.assert_no_violation();
 
@@ -228,7 +198,7 @@ async fn another_prefills_or_the_local_path(faults: Faults, cause: &str) {
     fleet.set_faults("p0", faults);
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.reason()), (200, "local", "retry_local"), "{reply}");
-    assert_as_alone(&asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     fleet.assert_no_violation();
 }
 
@@ -271,7 +241,7 @@ async fn another_decode_worker_goes_on_with_what_was_computed() {
     let asked = completion(&prompt(1, 200), 8, true);
     let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
     assert_eq!((head.path(), head.reason(), head.worker()), ("remote", "retry_decode", "d1"));
-    assert_streamed_as_alone("/v1/completions", &asked, &body).await;
+    fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
     assert_eq!(fleet.legs("p0", "prefill"), 1);
     fleet.assert_nothing_leaks().await;
 }
@@ -283,7 +253,7 @@ async fn a_decode_worker_that_cannot_fetch_the_kv_computes_the_prompt_itself() {
     let asked = request(1);
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.reason()), (200, "local", "retry_local"), "{reply}");
-    assert_as_alone(&asked, &reply).await;
+    fleet.assert_as_alone(&asked, &reply).await;
     assert_eq!(fleet.failures("decode", "kv_load").await, 1);
     fleet.assert_no_violation();
 }

@@ -177,7 +177,7 @@ fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
         "block_size": rank.worker.spec().block_size,
         "reading": view.reading,
         "reading_age_seconds": view.read_at.map(|at| now.since(at).as_secs_f64()),
-        "reading_counts": view.read_until.is_some_and(|until| now <= until),
+        "reading_counts": view.reading_counts(now),
         "publishes_events": learned.publishes_events,
         "index_blocks": group.reader.blocks(pointsman_kv::Slot(rank.slot.0)),
         "index_stale": rank.worker.is_stale(rank.slot),

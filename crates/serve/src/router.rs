@@ -215,7 +215,7 @@ fn worker_readings(group: &Group) -> Vec<WorkerReading> {
         kv_usage: view
             .reading
             .kv_usage
-            .filter(|_| view.read_until.is_some_and(|until| now <= until))
+            .filter(|_| view.reading_counts(now))
             .map(pointsman_brain::Share::get),
         index_blocks: group.reader.blocks(pointsman_kv::Slot(rank.slot.0)),
         index_stale: rank.worker.is_stale(rank.slot),

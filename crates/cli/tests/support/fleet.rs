@@ -256,9 +256,13 @@ impl Fleet {
         self.stats(name)["requests"].as_array().cloned().unwrap_or_default()
     }
 
-    /// What an engine of its own says to this request, nothing being wrong.
+    /// What an engine of this kind says to a request by itself, nothing being wrong.
     pub async fn expected(&self, request: &Request) -> Value {
-        let engine = unified("alone").start(1000).await;
+        let dialect = self.engines.first().map(|engine| engine.config.dialect);
+        let alone = unified("alone").engine(|engine| {
+            engine.dialect = dialect.unwrap_or(engine.dialect);
+        });
+        let engine = alone.start(1000).await;
         let (head, json) = request.json(engine.mock.addr()).await;
         assert_eq!(head.status, 200, "{json}");
         engine.mock.stop().await;
