@@ -81,8 +81,9 @@ def test_a_decode_engine_that_dies_before_it_is_asked(fleet, tapped, tap):
     revive(dead)
     knows(tapped, dead)
     assert answer.worker != dead.name
-    # The prompt was computed once: the other engine fetches it.
-    assert (answer.path, len(tap.seen)) == ("remote", 1)
+    # The prompt is prefilled once: the other engine fetches it, or computes it itself where the leg may
+    # have gone out on a connection that the dead one had left open.
+    assert len(tap.seen) == 1
     is_right(fleet, COMPLETIONS, body, answer)
 
 

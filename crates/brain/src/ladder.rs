@@ -1,7 +1,8 @@
 //! The failure ladder of one request: what has failed so far, and what that leaves to try.
 //! Prefill failed: another prefill worker, at most `retries` times, then the local path.
-//! Decode or local failed: plan again without that worker, at most `retries` times; a decode worker
-//! that could not fetch the KV can still compute the prompt itself.
+//! Decode or local failed: plan again without that worker, at most `retries` times; after a decode leg
+//! the same prompt is not prefilled remotely again while it can be computed locally, and a decode worker
+//! that could not fetch the KV can do so itself.
 //! It holds until the first byte has gone to the client. It starts nothing and books nothing.
 
 use std::fmt;
@@ -180,10 +181,10 @@ impl Ladder {
                 self.rung = if others > retries { Rung::Local } else { Rung::LocalFirst };
             }
             (Leg::Decode | Leg::Local, _) if others > retries => return Next::GiveUp,
-            // The prefill before it went well: plan as for a fresh request.
-            (Leg::Decode, _) | (Leg::Local, Rung::Policy) => self.rung = Rung::Policy,
+            // Computed in vain once: a further remote prefill would be the second of the same prompt.
+            (Leg::Decode, _) => self.rung = Rung::LocalFirst,
+            (Leg::Local, Rung::Policy | Rung::LocalFirst) => {}
             (Leg::Local, Rung::Remote | Rung::Local) => self.rung = Rung::Local,
-            (Leg::Local, Rung::LocalFirst) => {}
         }
         Next::Replan
     }

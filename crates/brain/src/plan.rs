@@ -382,7 +382,9 @@ impl<'a> Planner<'a> {
             return Err(NoPath::RemoteRequired);
         }
         let Some((local, checked)) = self.best_local() else {
-            return Err(NoPath::Vetoed(Vetoes::of(Guard::Capability)));
+            let none = self.field.decode.is_none();
+            let vetoed = NoPath::Vetoed(Vetoes::of(Guard::Capability));
+            return Err(if none { NoPath::NoDecode } else { vetoed });
         };
         if !checked.vetoes.is_empty() {
             return Err(NoPath::Vetoed(checked.vetoes));

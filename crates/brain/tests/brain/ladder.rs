@@ -166,18 +166,29 @@ fn a_worker_that_fails_both_ways_leaves_the_local_path_to_another() {
 }
 
 #[test]
-fn after_a_failed_decode_leg_it_is_planned_again_without_that_worker() {
+fn after_a_failed_decode_leg_the_prompt_is_computed_locally_without_that_worker() {
     let mut request = Request::new(remote(2), &[prefill(), decode(), decode(), decode()]);
     let first = request.plan().unwrap();
-    assert_eq!(request.fail(&first, Leg::Decode, Cause::Connect), Next::Replan);
+    assert_eq!(request.fail(&first, Leg::Decode, Cause::Cut), Next::Replan);
+    let second = request.plan().unwrap();
+    assert_eq!((second.path, second.why.as_str()), (Path::Local, "retry_local"));
+    assert_ne!(second.decode, first.decode);
+    assert_eq!(request.fail(&second, Leg::Local, Cause::Connect), Next::Replan);
+    let third = request.plan().unwrap();
+    assert_eq!(third.path, Path::Local);
+    assert!(![first.decode, second.decode].contains(&third.decode));
+    assert_eq!(request.fail(&third, Leg::Local, Cause::Connect), Next::GiveUp);
+}
+
+#[test]
+fn where_nothing_goes_local_a_failed_decode_leg_is_planned_as_a_fresh_request() {
+    let mut request = Request::new(remote(2), &[prefill(), decode_only(), decode_only()]);
+    let first = request.plan().unwrap();
+    assert_eq!(request.fail(&first, Leg::Decode, Cause::Cut), Next::Replan);
     let second = request.plan().unwrap();
     assert_eq!((second.path, second.why.as_str()), (Path::Remote, "always_remote"));
     assert_ne!(second.decode, first.decode);
     assert_eq!((second.prefill, second.prefilled), (first.prefill, false));
-    assert_eq!(request.fail(&second, Leg::Decode, Cause::Connect), Next::Replan);
-    let third = request.plan().unwrap();
-    assert_ne!(third.decode, second.decode);
-    assert_eq!(request.fail(&third, Leg::Decode, Cause::Connect), Next::GiveUp);
 }
 
 #[test]
@@ -239,7 +250,7 @@ fn kept_kv_of_a_worker_that_is_gone_is_of_no_use() {
     request.tries.keep_handoff(first.prefill.unwrap());
     request.brain.remove(first.prefill.unwrap());
     let second = request.plan().unwrap();
-    assert_eq!((second.prefilled, second.prefill), (false, Some(Slot(1))));
+    assert_eq!((second.prefilled, second.path), (false, Path::Local));
 }
 
 fn trip(brain: &mut Brain, slot: Slot) {
@@ -256,7 +267,7 @@ fn kept_kv_of_a_worker_that_is_not_well_is_of_no_use() {
     request.tries.keep_handoff(first.prefill.unwrap());
     trip(&mut request.brain, first.prefill.unwrap());
     let second = request.plan().unwrap();
-    assert_eq!((second.prefilled, second.prefill), (false, Some(Slot(1))));
+    assert_eq!((second.prefilled, second.path), (false, Path::Local));
 }
 
 #[test]
@@ -286,7 +297,7 @@ fn the_last_resort_passes_the_gate_where_only_unified_workers_are_left() {
 }
 
 #[test]
-fn after_prefill_recovered_a_decode_failure_asks_the_policy_again() {
+fn after_prefill_recovered_a_decode_failure_leads_to_the_local_path() {
     let mut request = Request::new(remote(2), &[prefill(), prefill(), decode(), decode()]);
     let first = request.plan().unwrap();
     request.fail(&first, Leg::Prefill, Cause::Connect);
@@ -294,7 +305,8 @@ fn after_prefill_recovered_a_decode_failure_asks_the_policy_again() {
     assert_eq!(second.why.as_str(), "retry_prefill");
     request.fail(&second, Leg::Decode, Cause::Connect);
     let third = request.plan().unwrap();
-    assert_eq!((third.why.as_str(), third.prefill), ("always_remote", Some(Slot(1))));
+    assert_eq!((third.why.as_str(), third.path), ("retry_local", Path::Local));
+    assert_ne!(third.decode, second.decode);
 }
 
 #[test]
