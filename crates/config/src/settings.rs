@@ -145,6 +145,8 @@ pub struct Worker {
     pub takes_prompt_ids: Detect,
     /// How long a prefilled KV waits to be fetched.
     pub kv_lease: Duration,
+    /// How vLLM hands KV over.
+    pub kv_connector: KvConnector,
     /// Host where decode workers meet it; `None` = that of `url`.
     pub bootstrap_host: Option<String>,
     /// Port where they do; `None` = what it says itself.
@@ -180,6 +182,15 @@ impl Engine {
             Engine::OpenAi => "openai",
         }
     }
+}
+
+/// How a vLLM worker hands KV over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvConnector {
+    /// NixlConnector: the prefill worker's answer says where the KV is.
+    Nixl,
+    /// MooncakeConnector: both legs name a transfer.
+    Mooncake,
 }
 
 /// A capability that the engine may tell by itself.

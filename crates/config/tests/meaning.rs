@@ -2,7 +2,7 @@
 
 mod common;
 
-use pointsman_config::{Detect, KvEvents};
+use pointsman_config::{Detect, KvConnector, KvEvents};
 
 use common::{least_and, problems, refused, settings, try_load, workers};
 
@@ -217,15 +217,35 @@ fn prefill_and_decode_workers_are_of_one_engine() {
 }
 
 #[test]
+fn prefill_and_decode_workers_have_one_connector() {
+    let prefill = "role: prefill, kv_connector: mooncake, bootstrap_port: 8998, url: http://a:1";
+    let found = problems(&workers(&[prefill, "role: decode, url: http://b:1"]));
+    assert!(found.contains("must all have the same `engine` and `kv_connector`"), "{found}");
+    let decode = "role: decode, kv_connector: mooncake, url: http://b:1";
+    let settings = settings(&workers(&[prefill, decode]));
+    let workers = &settings.models[0].workers;
+    assert!(workers.iter().all(|worker| worker.kv_connector == KvConnector::Mooncake));
+    assert_eq!(workers[0].bootstrap_port.map(u16::from), Some(8998));
+}
+
+#[test]
 fn keys_of_one_engine_are_refused_on_another() {
     for (worker, message) in [
         (
             "engine: sglang, role: unified, bootstrap_port: 1",
-            "bootstrap_port: is for `engine: sglang` with `role: prefill`",
+            "bootstrap_port: is for `role: prefill` with `engine: sglang` or `kv_connector: mooncake`",
         ),
         (
             "role: unified, bootstrap_host: h",
-            "bootstrap_host: is for `engine: sglang` with `role: prefill`",
+            "bootstrap_host: is for `role: prefill` with `engine: sglang` or `kv_connector: mooncake`",
+        ),
+        (
+            "engine: sglang, role: unified, kv_connector: mooncake",
+            "kv_connector: is for `engine: vllm` that hands KV over only",
+        ),
+        (
+            "role: unified, kv_connector: mooncake",
+            "kv_connector: is for `engine: vllm` that hands KV over only",
         ),
         (
             "engine: sglang, role: unified, takes_encoder_handles: true",

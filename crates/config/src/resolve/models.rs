@@ -181,10 +181,11 @@ impl Resolver<'_> {
             worker.role != written::Role::Unified && worker.engine != written::Engine::Openai
         };
         let mut pairing = model.workers.iter().filter(pairs);
-        let Some(first) = pairing.next().map(|worker| worker.engine) else { return };
-        if pairing.any(|worker| worker.engine != first) {
+        let speaks = |worker: &written::Worker| (worker.engine, worker.kv_connector);
+        let Some(first) = pairing.next().map(speaks) else { return };
+        if pairing.any(|worker| speaks(worker) != first) {
             let message = "prefill and decode workers of one model hand KV to one another; \
-                           must all have the same `engine`";
+                           must all have the same `engine` and `kv_connector`";
             self.problem(&key.name("workers"), message);
         }
     }

@@ -7,7 +7,9 @@ use http::Uri;
 
 use super::Resolver;
 use super::models::{default_events, role};
-use crate::settings::{Detect, Endpoint, Engine, KvEvents, KvStream, Secret, SocketMode, Worker};
+use crate::settings::{
+    Detect, Endpoint, Engine, KvConnector, KvEvents, KvStream, Secret, SocketMode, Worker,
+};
 use crate::tree::Key;
 use crate::written;
 
@@ -47,6 +49,10 @@ impl Resolver<'_> {
             max_num_batched_tokens: written.max_num_batched_tokens.and_then(NonZeroU32::new),
             takes_prompt_ids: detect(written.takes_prompt_ids),
             kv_lease: written.kv_lease.0,
+            kv_connector: match written.kv_connector {
+                written::KvConnector::Nixl => KvConnector::Nixl,
+                written::KvConnector::Mooncake => KvConnector::Mooncake,
+            },
             bootstrap_host: written.bootstrap_host.clone(),
             bootstrap_port: written.bootstrap_port.and_then(NonZeroU16::new),
             skips_cached_blocks: detect(written.skips_cached_blocks),
@@ -81,13 +87,20 @@ impl Resolver<'_> {
             let message = format!("`engine: {name}` has no ranks to address; must be 1");
             self.problem(&key.name("ranks"), message);
         }
-        let meets = engine == written::Engine::Sglang && role == written::Role::Prefill;
+        let mooncake = written.kv_connector == written::KvConnector::Mooncake;
+        if mooncake && (engine != written::Engine::Vllm || role == written::Role::Unified) {
+            let message = "is for `engine: vllm` that hands KV over only; must be left out";
+            self.problem(&key.name("kv_connector"), message);
+        }
+        let meets = role == written::Role::Prefill
+            && (engine == written::Engine::Sglang || engine == written::Engine::Vllm && mooncake);
         for (name, given) in [
             ("bootstrap_host", written.bootstrap_host.is_some()),
             ("bootstrap_port", written.bootstrap_port.is_some()),
         ] {
             if given && !meets {
-                let message = "is for `engine: sglang` with `role: prefill` only; must be left out";
+                let message = "is for `role: prefill` with `engine: sglang` or `kv_connector: mooncake` \
+                               only; must be left out";
                 self.problem(&key.name(name), message);
             }
         }

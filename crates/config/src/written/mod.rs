@@ -13,8 +13,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::model::{
-    Constants, Engine, Estimates, KvEvents, KvEventsWord, KvStream, Model, Role, Slo, SocketMode,
-    Tokenizer, Worker,
+    Constants, Engine, Estimates, KvConnector, KvEvents, KvEventsWord, KvStream, Model, Role, Slo,
+    SocketMode, Tokenizer, Worker,
 };
 pub use self::routing::{
     Breaker, Cost, LocalPrefillBudget, Policy, PolicyName, Predicted, Routing, SessionAffinity,

@@ -136,9 +136,13 @@ section! {
         /// How long it keeps a prefilled KV that nobody fetches, `kv_lease_duration`; vLLM up to 0.21
         /// keeps it `8m`.
         kv_lease: Span = Span::secs(30), min "1s", max "1h";
-        /// Where decode workers meet an `sglang` prefill worker. Default: the host of `url`.
+        /// How a `vllm` worker hands KV over; the same for all prefill and decode workers of a model.
+        kv_connector: KvConnector = KvConnector::Nixl;
+        /// Where decode workers meet a prefill worker of `sglang`, or of `vllm` with `mooncake`. Default: the
+        /// host of `url`.
         bootstrap_host: Option<String> = None;
-        /// Its port there, `--disaggregation-bootstrap-port`. Default: what the engine says, else 8998.
+        /// Its port there, `--disaggregation-bootstrap-port` or `VLLM_MOONCAKE_BOOTSTRAP_PORT`. Default: what
+        /// the engine says, else 8998.
         bootstrap_port: Option<u16> = None, min 1;
         /// Whether a decode worker fetches only the KV that it lacks. Default: what the engine says.
         skips_cached_blocks: Option<bool> = None;
@@ -178,6 +182,17 @@ pub enum Engine {
     Trtllm,
     /// Any OpenAI-compatible server; `role: unified` only.
     Openai,
+}
+
+/// How a vLLM worker hands KV over: `kv_connector` in its `--kv-transfer-config`, which it does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum KvConnector {
+    /// NixlConnector.
+    Nixl,
+    /// MooncakeConnector.
+    Mooncake,
 }
 
 /// Where a worker publishes KV events.
