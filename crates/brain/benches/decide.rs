@@ -22,6 +22,8 @@ fn spec(role: Role) -> WorkerSpec {
         capacity_blocks: Some(1 << 20),
         max_num_batched_tokens: Some(8192),
         publishes_events: true,
+        skips_cached_blocks: true,
+        answers_when_fetched: false,
     }
 }
 

@@ -284,7 +284,11 @@ impl Brain {
             decode: plan.decode.slot,
             prefilled: plan.prefilled,
             work: self.predictor.work(computes.slot, computes.u, ask.isl_tokens),
-            moved: plan.decode.u,
+            moved: plan.decode.moved,
+            answers_when_fetched: plan.prefill.is_some_and(|prefill| {
+                let worker = self.fleet.get(prefill.slot);
+                worker.is_some_and(|worker| worker.spec.answers_when_fetched)
+            }),
             sequences: ask.sequences,
             isl: ask.isl_tokens,
             slo: ask.slo.or(self.settings.slo),

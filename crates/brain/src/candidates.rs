@@ -26,8 +26,12 @@ pub(crate) struct Candidate {
     pub(crate) overlap: u32,
     /// Prompt tokens that it would have to compute.
     pub(crate) u: u32,
-    /// Ordinary cost.
+    /// Prompt tokens whose KV would have to be moved to it.
+    pub(crate) moved: u32,
+    /// Ordinary cost of computing here.
     pub(crate) cost: f64,
+    /// Ordinary cost of decoding here what was computed elsewhere.
+    pub(crate) fetch_cost: f64,
     pub(crate) load: Load,
     pub(crate) block_size: NonZeroU32,
     pub(crate) max_num_batched_tokens: Option<u32>,
@@ -102,6 +106,8 @@ pub(crate) fn measure(
     let spec = &worker.spec;
     let overlap = overlap_tokens(held(slot, ask), spec.block_size.get(), ask.isl_tokens);
     let u = ask.isl_tokens - overlap;
+    let moved = if spec.skips_cached_blocks { u } else { ask.isl_tokens };
+    let cost = |tokens| cost::cost(&settings.cost, spec, &load, tokens);
     Candidate {
         slot,
         role: spec.role,
@@ -109,7 +115,9 @@ pub(crate) fn measure(
         fetches: spec.role == Role::Decode && !ask.tries.could_not_fetch(slot),
         overlap,
         u,
-        cost: cost::cost(&settings.cost, spec, &load, u),
+        moved,
+        cost: cost(u),
+        fetch_cost: cost(moved),
         load,
         block_size: spec.block_size,
         max_num_batched_tokens: spec.max_num_batched_tokens,

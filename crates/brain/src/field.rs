@@ -73,12 +73,14 @@ impl<'a> Field<'a> {
             |candidate: &Candidate| candidate.role == Role::Prefill && pool.has(candidate.role);
         let decodes = |candidate: &Candidate| candidate.fetches && pool.has(candidate.role);
         let locals = |candidate: &Candidate| candidate.local && pool.has(candidate.role);
+        let cost = |candidate: &Candidate| candidate.cost;
+        let fetch = |candidate: &Candidate| candidate.fetch_cost;
         Field {
             candidates,
             pool,
-            local: cost::pick(candidates, temperature, draws.decode, locals),
-            prefill: cost::pick(candidates, temperature, draws.prefill, prefills),
-            decode: cost::pick(candidates, temperature, draws.decode, decodes),
+            local: cost::pick(candidates, temperature, draws.decode, cost, locals),
+            prefill: cost::pick(candidates, temperature, draws.prefill, cost, prefills),
+            decode: cost::pick(candidates, temperature, draws.decode, fetch, decodes),
         }
     }
 

@@ -83,6 +83,10 @@ pub struct WorkerSpec {
     pub max_num_batched_tokens: Option<u32>,
     /// Whether it publishes KV events.
     pub publishes_events: bool,
+    /// Whether a decode worker fetches only the KV that it lacks, and not that of the whole prompt.
+    pub skips_cached_blocks: bool,
+    /// Whether a prefill worker answers when its KV has been fetched, and not when it is computed.
+    pub answers_when_fetched: bool,
 }
 
 /// What an engine reported when it was last read.

@@ -23,6 +23,13 @@ impl Time {
         Time(self.0.saturating_add(nanos))
     }
 
+    /// This point moved earlier by `span`; stops at the origin.
+    #[must_use]
+    pub fn before(self, span: Duration) -> Time {
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        Time(self.0.saturating_sub(nanos))
+    }
+
     /// How long after `earlier` this is; zero if it is not after it.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -62,6 +62,8 @@ fn fleet(rule: Rule, temperature: f64) -> Brain {
             capacity_blocks: Some(5_000),
             max_num_batched_tokens: Some(2_048),
             publishes_events: true,
+            skips_cached_blocks: true,
+            answers_when_fetched: false,
         };
         brain.add(Slot(slot), spec, Time::ZERO);
     }

@@ -115,6 +115,8 @@ fn check(page: &str, yaml: &BTreeMap<String, String>, row: &Row) {
         capacity_blocks,
         max_num_batched_tokens: chunk,
         publishes_events: true,
+        skips_cached_blocks: true,
+        answers_when_fetched: false,
     };
     let capacity = example.tokens("capacity_blocks").map(u64::from);
     let chunk = example.tokens("max_num_batched_tokens");

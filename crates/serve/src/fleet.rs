@@ -236,6 +236,8 @@ impl Worker {
                 .or(learned.max_num_batched_tokens)
                 .map(Into::into),
             publishes_events: learned.publishes_events,
+            skips_cached_blocks: self.skips_cached_blocks().unwrap_or(true),
+            answers_when_fetched: s.engine == config::Engine::Sglang,
         }
     }
 }

@@ -62,6 +62,7 @@ pub(crate) struct Desk {
 struct Queued {
     /// The booking, by its place.
     place: u32,
+    since: Time,
     work: Prefill,
     /// When it is taken to be computed, where its end will not be seen.
     silent_until: Option<Time>,
@@ -210,19 +211,19 @@ impl Desk {
         self.pass(now);
         if self.queue.is_empty() {
             self.head_since = self.past.until;
-            self.open_window();
+            self.open_window(self.past.until);
             self.window.mid_step = self.batch.sequences > 0.0;
         }
-        self.queue.push_back(Queued { place, work, silent_until });
+        self.queue.push_back(Queued { place, since: self.past.until, work, silent_until });
         self.window.sound &= silent_until.is_none();
         self.waiting.add(work);
         self.prompts += 1;
         self.reported.counters.shared |= self.queue.len() > 1;
     }
 
-    fn open_window(&mut self) {
+    fn open_window(&mut self, since: Time) {
         self.window = Window {
-            since: self.past.until,
+            since,
             work: Prefill::default(),
             past: self.past.sums,
             mid_step: false,
@@ -230,8 +231,14 @@ impl Desk {
         };
     }
 
-    /// A prompt leaves the queue.
-    pub(crate) fn dequeue(&mut self, place: u32, left: Left, now: Time) -> Option<PrefillSample> {
+    /// A prompt leaves the queue. If it is computed, it has been so since `computed`.
+    pub(crate) fn dequeue(
+        &mut self,
+        place: u32,
+        left: Left,
+        computed: Time,
+        now: Time,
+    ) -> Option<PrefillSample> {
         self.pass(now);
         let at = self.queue.iter().position(|queued| queued.place == place)?;
         let Queued { work, .. } = self.queue.remove(at)?;
@@ -242,18 +249,21 @@ impl Desk {
             self.done.add(work);
             self.window.work.add(work);
         }
+        // Whoever is next was begun then, if it was there.
+        let next = self.queue.front().map(|next| next.since.max(computed));
+        let next = next.unwrap_or(self.past.until).min(self.past.until);
         if at == 0 {
-            self.head_since = self.past.until;
+            self.head_since = next;
         }
         let long = WINDOW_CHUNKS * f64::from(self.chunk);
         if !self.queue.is_empty() && self.window.sound && self.window.work.tokens < long {
             return None;
         }
         let closed = self.window;
-        self.open_window();
+        self.open_window(next);
         self.window.sound = self.queue.iter().all(|queued| queued.silent_until.is_none());
         (closed.sound && closed.work.tokens > 0.0).then(|| PrefillSample {
-            seconds: self.past.until.since(closed.since).as_secs_f64(),
+            seconds: computed.min(self.past.until).since(closed.since).as_secs_f64(),
             work: closed.work,
             beside: self.average_since(closed.since, closed.past),
             mid_step: closed.mid_step,

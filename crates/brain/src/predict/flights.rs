@@ -27,6 +27,8 @@ struct Flight {
     /// The worker that streams; none once it is gone.
     streams: Option<Slot>,
     moved: u32,
+    /// The end of its prefill is told when its KV has been moved.
+    answers_when_fetched: bool,
     /// What it adds to the batch, as it has grown so far.
     batch: Batch,
     strict: f32,
@@ -41,6 +43,8 @@ enum Phase {
     Queued,
     /// Computed elsewhere, on its way to the worker that streams.
     Moving { since: Time, mark: Mark },
+    /// Computed and moved.
+    Moved,
     /// Streams, in this row of its worker.
     Running { row: u32, mark: Mark },
 }
@@ -105,6 +109,7 @@ impl Predictor {
             computes: Some(computes),
             streams: Some(booked.decode),
             moved: booked.moved,
+            answers_when_fetched: booked.answers_when_fetched,
             batch,
             strict: booked.slo.itl_seconds().map_or(0.0, |slo| (1.0 / slo) as f32),
             ttft: booked.ttft,
@@ -117,13 +122,29 @@ impl Predictor {
     /// The prefill leg of a remote path was answered.
     pub(crate) fn prefill_done(&mut self, id: BookingId, now: Time) {
         let Some(mut flight) = self.flights.get(id) else { return };
-        if flight.path == Path::Remote && matches!(flight.phase, Phase::Queued) {
-            self.leave_queue(id.place(), flight.computes, Left::Computed, now);
+        if flight.path != Path::Remote || !matches!(flight.phase, Phase::Queued) {
+            return;
+        }
+        if flight.answers_when_fetched {
+            self.fetched(id, &flight, now);
+            flight.phase = Phase::Moved;
+        } else {
+            self.leave_queue(id.place(), flight.computes, Left::Computed, now, now);
             let desk = self.desk_mut(flight.streams);
             let mark = desk.map(|desk| desk.mark(0)).unwrap_or_default();
             flight.phase = Phase::Moving { since: now, mark };
-            self.flights.put(id.place(), Some(flight));
         }
+        self.flights.put(id.place(), Some(flight));
+    }
+
+    /// A prompt was computed and moved, and only the end of both was seen: each is taken to have had its
+    /// predicted part of that time, else moving would count as computing.
+    fn fetched(&mut self, id: BookingId, flight: &Flight, now: Time) {
+        let both = now.since(flight.since);
+        let part = self.knowledge.link().seconds(flight.moved) / flight.ttft;
+        let moving = both.mul_f64(if part.is_finite() { part.clamp(0.0, 1.0) } else { 0.0 });
+        self.leave_queue(id.place(), flight.computes, Left::Computed, now.before(moving), now);
+        self.knowledge.learn_transfer(flight.moved, moving.as_secs_f64());
     }
 
     /// The first token was streamed.
@@ -131,11 +152,14 @@ impl Predictor {
         let flight = self.flights.get(id)?;
         match flight.phase {
             Phase::Running { .. } => return None,
+            Phase::Moved => {}
+            // Its KV has come, which the prefill worker has not said yet.
+            Phase::Queued if flight.answers_when_fetched => self.fetched(id, &flight, now),
             Phase::Queued => {
                 // Without its answer, a remote prefill may have ended long ago.
                 let known = flight.path == Path::Local;
                 let left = if known { Left::Computed } else { Left::Dropped };
-                self.leave_queue(id.place(), flight.computes, left, now);
+                self.leave_queue(id.place(), flight.computes, left, now, now);
             }
             Phase::Moving { since, mark } => {
                 let calm = |slot: Slot| self.desk(slot).is_some_and(|d| d.is_calm_since(&mark));
@@ -177,7 +201,7 @@ impl Predictor {
         let Some(flight) = self.flights.get(id) else { return };
         if !matches!(flight.phase, Phase::Running { .. }) {
             // It streams, so its first token has passed unseen.
-            self.leave_queue(id.place(), flight.computes, Left::Dropped, now);
+            self.leave_queue(id.place(), flight.computes, Left::Dropped, now, now);
             self.run(id, flight, now);
         }
         let osl = self.osl();
@@ -203,10 +227,10 @@ impl Predictor {
         let Some(flight) = self.flights.get(id) else { return };
         match flight.phase {
             Phase::Queued => {
-                self.leave_queue(id.place(), flight.computes, Left::Dropped, now);
+                self.leave_queue(id.place(), flight.computes, Left::Dropped, now, now);
                 self.drop_coming(&flight);
             }
-            Phase::Moving { .. } => self.drop_coming(&flight),
+            Phase::Moving { .. } | Phase::Moved => self.drop_coming(&flight),
             Phase::Running { row, .. } => {
                 if let Some(desk) = self.desk_mut(flight.streams)
                     && let Some(place) = desk.leave(row, flight.batch, now)
@@ -227,8 +251,15 @@ impl Predictor {
         }
     }
 
-    fn leave_queue(&mut self, place: u32, slot: Option<Slot>, left: Left, now: Time) {
-        let sample = self.desk_mut(slot).and_then(|desk| desk.dequeue(place, left, now));
+    fn leave_queue(
+        &mut self,
+        place: u32,
+        slot: Option<Slot>,
+        left: Left,
+        computed: Time,
+        now: Time,
+    ) {
+        let sample = self.desk_mut(slot).and_then(|desk| desk.dequeue(place, left, computed, now));
         if let (Some(sample), Some(slot)) = (sample, slot) {
             self.learn_prefill(slot, sample);
         }

@@ -62,7 +62,7 @@ pub struct Outlook {
     pub step: f64,
     /// The same without it.
     pub others: f64,
-    /// `X`: moving what it lacks.
+    /// `X`: moving what it lacks, or all of the prompt if it fetches no less.
     pub transfer: f64,
 }
 
@@ -94,6 +94,8 @@ pub(crate) struct Booked {
     pub(crate) work: Prefill,
     /// Tokens whose KV is to be moved.
     pub(crate) moved: u32,
+    /// The prefill worker answers when they have been moved.
+    pub(crate) answers_when_fetched: bool,
     pub(crate) sequences: u32,
     pub(crate) isl: u32,
     pub(crate) slo: Slo,
@@ -166,12 +168,12 @@ impl Predictor {
         pool.scaled([desk.prefill_bias.value; 3], [desk.decode_bias.value; 3])
     }
 
-    /// What a worker's part would take: `u` tokens to compute or to receive, of `isl`.
-    fn outlook(&self, slot: Slot, u: u32, isl: u32, sequences: u32, now: Time) -> Outlook {
-        let Some(desk) = self.desk(slot) else { return Outlook::default() };
+    /// What a candidate's part would take.
+    pub(crate) fn outlook_for(&self, candidate: &Candidate, ask: &Ask<'_>, now: Time) -> Outlook {
+        let Some(desk) = self.desk(candidate.slot) else { return Outlook::default() };
         let by = self.constants(desk);
-        let work = Prefill::new(u, isl, desk.chunk);
-        let mine = Batch::new(sequences, isl);
+        let work = Prefill::new(candidate.u, ask.isl_tokens, desk.chunk);
+        let mine = Batch::new(ask.sequences, ask.isl_tokens);
         let booked = desk.batch.plus(desk.coming);
         let running = if desk.batch.sequences > 0.0 { desk.batch.step(&by) / 2.0 } else { 0.0 };
         Outlook {
@@ -180,13 +182,8 @@ impl Predictor {
             beside: (work.steps + desk.waiting.steps) * desk.batch.beside(&by) + running,
             step: booked.plus(mine).step(&by),
             others: booked.step(&by),
-            transfer: self.knowledge.link().seconds(u),
+            transfer: self.knowledge.link().seconds(candidate.moved),
         }
-    }
-
-    /// What a candidate's part would take.
-    pub(crate) fn outlook_for(&self, candidate: &Candidate, ask: &Ask<'_>, now: Time) -> Outlook {
-        self.outlook(candidate.slot, candidate.u, ask.isl_tokens, ask.sequences, now)
     }
 
     /// TTFT and ITL of a plan, in seconds.

@@ -18,6 +18,8 @@ pub(crate) fn worker(role: Role) -> WorkerSpec {
         capacity_blocks: Some(1 << 20),
         max_num_batched_tokens: Some(8192),
         publishes_events: true,
+        skips_cached_blocks: true,
+        answers_when_fetched: false,
     }
 }
 

@@ -16,3 +16,4 @@ mod predicted;
 mod records;
 mod sessions;
 mod signals;
+mod transfers;

@@ -9,7 +9,7 @@ use pointsman_brain::{
 
 use crate::fleets::*;
 
-fn predicted() -> Settings {
+pub(crate) fn predicted() -> Settings {
     // Without a cold policy, J alone decides from the start.
     let settings = with_rule(Rule::Predicted);
     Settings { predicted: Predicted { cold: Rule::Predicted, ..Predicted::default() }, ..settings }
@@ -23,7 +23,7 @@ fn with_slo(ttft_ms: u64, itl_ms: u64) -> Settings {
     Settings { slo, ..predicted() }
 }
 
-fn at(seconds: f64) -> Time {
+pub(crate) fn at(seconds: f64) -> Time {
     Time((seconds * 1e9) as u64)
 }
 
@@ -277,27 +277,27 @@ fn the_best_pair_is_the_best_of_all_pairs() {
 }
 
 /// An engine that obeys constants `times` those of the brain's profile, and its clock.
-struct Engine {
-    truth: Profile,
-    chunk: f64,
-    now: f64,
-    noise: u64,
+pub(crate) struct Engine {
+    pub(crate) truth: Profile,
+    pub(crate) chunk: f64,
+    pub(crate) now: f64,
+    pub(crate) noise: u64,
 }
 
 impl Engine {
-    fn noisy(&mut self, seconds: f64) -> f64 {
+    pub(crate) fn noisy(&mut self, seconds: f64) -> f64 {
         self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let unit = (self.noise >> 11) as f64 / (1_u64 << 53) as f64;
         seconds * (1.0 + 0.05 * 3.46 * (unit - 0.5))
     }
 
-    fn prefill(&mut self, u: f64) -> f64 {
+    pub(crate) fn prefill(&mut self, u: f64) -> f64 {
         let Profile { k0, a1, a2, .. } = self.truth;
         let seconds = (u / self.chunk).ceil() * k0 + a1 * u + a2 * u * u / 2.0;
         self.noisy(seconds)
     }
 
-    fn step(&mut self, sequences: f64, context: f64) -> f64 {
+    pub(crate) fn step(&mut self, sequences: f64, context: f64) -> f64 {
         let Profile { c0, c1, c2, .. } = self.truth;
         self.noisy(c0 + c1 * sequences + c2 * context)
     }

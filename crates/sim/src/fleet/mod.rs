@@ -333,5 +333,7 @@ fn spec_of(worker: &WorkerPlan) -> WorkerSpec {
         capacity_blocks: Some(u64::from(worker.engine.capacity_blocks)),
         max_num_batched_tokens: Some(worker.engine.max_num_batched_tokens),
         publishes_events: true,
+        skips_cached_blocks: true,
+        answers_when_fetched: false,
     }
 }
