@@ -10,6 +10,7 @@ use pointsman_wire::body::{Body, Limits};
 use pointsman_wire::dialect::Api;
 use serde_json::{Value, json};
 
+use crate::bootstrap;
 use crate::capabilities::Capabilities;
 use crate::error::{Refusal, Reply, json as reply_json};
 use crate::fleet::{AddError, Group, Rank};
@@ -184,6 +185,7 @@ fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
         "serves": learned.models.iter().map(|model| &model.id).collect::<Vec<_>>(),
         "engine": s.engine.as_str(),
         "capabilities": Capabilities::of(&rank.worker),
+        "problem": bootstrap::problem(&rank.worker, rank.rank),
         "version": learned.version.map(|v| format!("{}.{}.{}", v.0, v.1, v.2)),
     })
 }

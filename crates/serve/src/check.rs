@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pointsman_brain::Condition;
 use pointsman_config::{Engine, KvEvents, Role, Settings};
 
+use crate::bootstrap;
 use crate::capabilities::Capabilities;
 use crate::fleet::{Group, Worker};
 use crate::prompt::Tokenizer;
@@ -119,6 +120,11 @@ fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Finding
     findings.say(format!("    can      {}", can.line(s.role)));
     for line in can.consequences(worker) {
         findings.note(line);
+    }
+    let ranks = 0..u32::from(s.ranks.get());
+    if let Some(problem) = ranks.into_iter().find_map(|rank| bootstrap::problem(worker, Some(rank)))
+    {
+        findings.problem(problem);
     }
     if let Some(mode) = &learned.other_role {
         findings.problem(format!(

@@ -4,7 +4,7 @@
 //! time; everything a worker needs in the background ends when its `gone` token is cancelled.
 //! Not here: what the background tasks do (`watch`, `events`), and choosing (the brain).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderValue, Uri, header};
 use pointsman_brain::{self as brain, Brain, Slot, Time, WorkerSpec};
 use pointsman_config as config;
 use pointsman_kv as kv;
-use pointsman_wire::dialect::{Dialect, Sglang, Trtllm, Vllm};
+use pointsman_wire::dialect::{Connector, Dialect, Sglang, Trtllm, Vllm};
 use pointsman_wire::discovery::Version;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -86,6 +86,8 @@ pub(crate) struct Learned {
     pub(crate) skips_cached_blocks: Option<bool>,
     /// Where decode workers meet it.
     pub(crate) bootstrap_port: Option<u16>,
+    /// What decode workers have to call its engines, by rank.
+    pub(crate) engine_ids: BTreeMap<u32, String>,
     /// Its data-parallel ranks.
     pub(crate) ranks: Option<u32>,
     /// What it is started as, if that is not what it is to be.
@@ -157,9 +159,14 @@ impl Worker {
     pub(crate) fn dialect(&self) -> Dialect {
         match self.settings.engine {
             config::Engine::OpenAi => Dialect::OpenAi,
-            config::Engine::Vllm => {
-                Dialect::Vllm(Vllm { chat_takes_ids: self.takes_ids(), lease_ms: self.lease_ms() })
-            }
+            config::Engine::Vllm => Dialect::Vllm(Vllm {
+                chat_takes_ids: self.takes_ids(),
+                lease_ms: self.lease_ms(),
+                connector: match self.settings.kv_connector {
+                    config::KvConnector::Nixl => Connector::Nixl,
+                    config::KvConnector::Mooncake => Connector::Mooncake,
+                },
+            }),
             config::Engine::Sglang => Dialect::Sglang(Sglang {
                 asks_for_local: self.settings.role == config::Role::Decode,
             }),

@@ -8,6 +8,7 @@ mod admission;
 mod api;
 mod apply;
 mod booking;
+mod bootstrap;
 mod calibration;
 mod capabilities;
 mod check;

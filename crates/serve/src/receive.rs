@@ -19,7 +19,7 @@ use crate::fleet::{Group, Roster};
 use crate::prompt::AskEngine;
 use crate::router::Router;
 use crate::upstream::read;
-use crate::{headers, report};
+use crate::{bootstrap, headers, report};
 
 /// The longest request id that is taken from a client.
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -152,12 +152,14 @@ pub(crate) fn wish(head: &HeaderMap) -> Result<Option<Path>, Refusal> {
     }
 }
 
-/// Which worker ranks serve a name on an endpoint, by slot.
+/// Which worker ranks can serve a name on an endpoint, by slot.
 pub(crate) fn eligible(roster: &Roster, group: &Group, name: &str, api: Api) -> Vec<bool> {
     // A base model goes by more names than its workers list; an adapter only by its own.
     let adapter = group.is_adapter(name);
     let serves = |rank: &crate::fleet::Rank| {
-        (!adapter || rank.worker.serves(name)) && rank.worker.dialect().has(api)
+        (!adapter || rank.worker.serves(name))
+            && rank.worker.dialect().has(api)
+            && bootstrap::can_be_met(&rank.worker, rank.rank)
     };
     roster.ranks.iter().map(|rank| rank.as_ref().is_some_and(serves)).collect()
 }

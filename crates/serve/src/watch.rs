@@ -3,6 +3,7 @@
 //! Invariant: one slow worker holds up nothing but its own task. Each fact is learned again whenever
 //! the worker comes back, because another engine may stand behind the same URL by then.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +16,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::fleet::{Group, Learned, Worker};
 use crate::router::{Following, Router};
-use crate::{events, probe, reading, run, sglang};
+use crate::{bootstrap, events, probe, reading, run, sglang};
 
 /// Bytes of a health answer or model list that are read.
 const SMALL_REPLY_BYTES: usize = 1024 * 1024;
@@ -72,6 +73,9 @@ impl Watching {
             }
         } else if passed {
             self.read_models().await;
+            if let Some(engine_ids) = self.engine_ids().await {
+                self.group.amend(&self.worker, |learned| learned.engine_ids = engine_ids);
+            }
         }
         self.up = passed;
         self.worker.seen.store(true, Ordering::Relaxed);
@@ -127,7 +131,27 @@ impl Watching {
                 self.forget_restored();
             }
         }
+        // Those of an engine that stood here before are worth nothing.
+        learned.engine_ids = self.engine_ids().await.unwrap_or_default();
         self.learn(learned);
+        if let Some(problem) = bootstrap::problem(&self.worker, None) {
+            tracing::warn!(model = self.group.name(), worker = self.worker.name(), "{problem}");
+        }
+    }
+
+    /// What its engines are called, where a bootstrap server tells.
+    async fn engine_ids(&self) -> Option<BTreeMap<u32, String>> {
+        if !bootstrap::has_server(&self.worker) {
+            return None;
+        }
+        let wait = self.router.settings.health.timeout;
+        match bootstrap::engine_ids(&self.router.upstream, &self.worker, wait).await? {
+            Ok(engine_ids) => Some(engine_ids),
+            Err(error) => {
+                self.complain(&error);
+                None
+            }
+        }
     }
 
     async fn discover_sglang(&mut self) {

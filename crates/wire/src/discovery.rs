@@ -1,4 +1,6 @@
-//! Reads what a worker says of itself: `/v1/models`, `/kv_event_sources`, `/version`, `/server_info`.
+//! Reads what a worker says of itself: `/v1/models`, `/kv_event_sources`, `/version`, `/server_info`, `/query`.
+
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
@@ -71,6 +73,7 @@ const MODELS: &str = "/v1/models";
 const SOURCES: &str = "/kv_event_sources";
 const VERSION: &str = "/version";
 const SERVER_INFO: &str = "/server_info";
+const QUERY: &str = "/query";
 
 /// Reads `/v1/models`. Entries without a name are skipped.
 pub fn models(body: &[u8]) -> Result<Vec<ServedModel>, DiscoveryError> {
@@ -150,6 +153,20 @@ pub fn server_info(body: &[u8]) -> Result<ServerInfo, DiscoveryError> {
     })
 }
 
+/// Reads `/query` of the bootstrap server of a vLLM prefill worker with MooncakeConnector: the name of each
+/// data-parallel rank's engine instance. Empty while none has registered.
+pub fn mooncake_engines(body: &[u8]) -> Result<BTreeMap<u32, String>, DiscoveryError> {
+    let Value::Object(ranks) = parse(QUERY, body)? else {
+        return Err(error(QUERY, "the reply is not an object"));
+    };
+    let engine = |(rank, entry): (&String, &Value)| {
+        let rank = rank.parse().map_err(|_| error(QUERY, format!("`{rank}` is no rank")))?;
+        let id = text(entry, "engine_id").filter(|id| !id.is_empty());
+        Ok((rank, id.ok_or_else(|| error(QUERY, "an entry has no `engine_id`"))?))
+    };
+    ranks.iter().map(engine).collect()
+}
+
 /// Reads `/version`: `1.2.3`, `1.2`, `1.2.3rc1+g0abc` ...
 pub fn version(body: &[u8]) -> Result<Version, DiscoveryError> {
     let written = text(&parse(VERSION, body)?, "version")
@@ -217,6 +234,18 @@ mod tests {
     }
 
     #[test]
+    fn a_bootstrap_server_names_the_engine_of_each_rank() {
+        // As vLLM 0.32.0 writes it (`dict[int, EngineEntry]`).
+        let body = br#"{"0":{"engine_id":"ae66dff5_dp0","worker_addr":{"0":{"0":"tcp://10.0.0.1:41021"}}},"1":{"engine_id":"ae66dff5_dp1","worker_addr":{}}}"#;
+        let expected = [(0, "ae66dff5_dp0".to_owned()), (1, "ae66dff5_dp1".to_owned())];
+        assert_eq!(mooncake_engines(body).unwrap(), BTreeMap::from(expected));
+        assert_eq!(mooncake_engines(b"{}").unwrap(), BTreeMap::new());
+        for other in [&b"[]"[..], br#"{"x":{"engine_id":"a"}}"#, br#"{"0":{"engine_id":""}}"#] {
+            assert!(mooncake_engines(other).is_err());
+        }
+    }
+
+    #[test]
     fn versions_compare_by_their_numbers() {
         let read = |text: &str| version(format!("{{\"version\":\"{text}\"}}").as_bytes());
         assert_eq!(read("0.32.0").unwrap(), Version(0, 32, 0));
@@ -231,6 +260,7 @@ mod tests {
         fn random_bytes_never_panic(bytes: Vec<u8>, text in r#"\{"(data|0|version)":[\[\]{}":,a-z0-9.]{0,20}\}"#) {
             for bytes in [&bytes[..], text.as_bytes()] {
                 let _ = (models(bytes), event_sources(bytes), version(bytes), server_info(bytes));
+                let _ = mooncake_engines(bytes);
             }
         }
     }

@@ -7,14 +7,17 @@ mod common;
 use common::{json, response};
 use pointsman_wire::body::Limits;
 use pointsman_wire::dialect::{
-    Api, Dialect, Failure, Handoff, LegContext, LegRequest, Order, Prefill, Request, Vllm,
+    Api, Connector, Dialect, Failure, Handoff, LegContext, LegRequest, Order, Prefill, Request,
+    Vllm,
 };
 use pointsman_wire::sse::read_usage;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-const VLLM: Dialect = Dialect::Vllm(Vllm { chat_takes_ids: false, lease_ms: 30_000 });
-const VLLM_IDS: Dialect = Dialect::Vllm(Vllm { chat_takes_ids: true, lease_ms: 30_000 });
+const VLLM: Dialect =
+    Dialect::Vllm(Vllm { chat_takes_ids: false, lease_ms: 30_000, connector: Connector::Nixl });
+const VLLM_IDS: Dialect =
+    Dialect::Vllm(Vllm { chat_takes_ids: true, lease_ms: 30_000, connector: Connector::Nixl });
 const LEG: LegContext<'_> =
     LegContext { request_id: "r-1", prompt_ids: None, rank: None, number: 0 };
 

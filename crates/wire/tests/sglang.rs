@@ -36,7 +36,13 @@ fn sent(leg: &LegRequest) -> Value {
 }
 
 fn meeting(number: u64, ranks: u32) -> Meeting<'static> {
-    Meeting { host: "127.0.0.1", port: 22601, number, prefill_ranks: ranks.try_into().unwrap() }
+    Meeting {
+        host: "127.0.0.1",
+        port: 22601,
+        number,
+        prefill_ranks: ranks.try_into().unwrap(),
+        engine_id: None,
+    }
 }
 
 fn together(

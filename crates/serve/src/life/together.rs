@@ -4,30 +4,27 @@
 //! minutes: until the client's reply begins, a leg that fails ends the other one. From then on the KV
 //! has been handed over, and the prefill worker's answer is only drained.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use pointsman_brain::{BookingId, Cause, Leg};
-use pointsman_wire::dialect::{self, LegRequest, Meeting, Verdict};
+use pointsman_wire::dialect::{self, Dialect, Handoff, LegRequest, Verdict};
 use pointsman_wire::sse::{Hold, Watch};
 use tokio::task::JoinHandle;
 
 use super::{Answered, Fault, Life, Plan, cause_of, is_event_stream, passed_on};
+use crate::bootstrap::Place;
 use crate::error::Reply;
 use crate::fleet::{Group, Rank};
+use crate::handoff::Unused;
 use crate::outgoing::Begun;
 use crate::prompt::Prompt;
-use crate::receive::random_number;
 use crate::router::Router;
 use crate::sight::{self, Scope};
 use crate::upstream::read;
 use crate::{headers, run};
-
-/// Where SGLang's prefill workers are met unless somebody says otherwise.
-const USUAL_BOOTSTRAP_PORT: u16 = 8998;
 
 /// What came of a prefill leg that failed.
 struct Failed {
@@ -69,32 +66,16 @@ impl Life {
         let to_prefill = self.context(prefill);
         let to_decode = self.context(&plan.rank);
         let dialect = prefill.worker.dialect();
-        let place = Place::of(prefill);
+        let place = Place::of(&prefill.worker, prefill.rank);
+        let meeting = place.meeting();
         let legs = Some(&dialect).filter(|dialect| dialect.is_like(&plan.rank.worker.dialect()));
-        let legs = legs.and_then(|dialect| {
-            dialect.together(&self.request, &place.meeting(), &to_prefill, &to_decode)
-        });
+        let legs = legs
+            .and_then(|dialect| dialect.together(&self.request, &meeting, &to_prefill, &to_decode));
         let Some((to_prefill, to_decode)) = legs else {
             return Err(Fault::new(Leg::Prefill, prefill, Cause::Protocol));
         };
         let Some(mut partner) = self.partner(prefill, to_prefill, plan.decision.booking) else {
             return Err(Fault::new(Leg::Prefill, prefill, Cause::Protocol));
-        };
-        let answer = async {
-            let fault = |cause| Fault::of_last_leg(Leg::Decode, &plan.rank, Some(prefill), cause);
-            let wait = self.head_wait();
-            let sent = self.send(&plan.rank, to_decode, Begun::default(), wait).await;
-            let response = sent.map_err(fault)?;
-            match dialect::verdict(response.status().as_u16()) {
-                Verdict::Ok => self.answered(response).await.map_err(fault),
-                Verdict::Failed(failure) => Err(fault(cause_of(failure))),
-                Verdict::Client(status) => {
-                    let (head, body) = response.into_parts();
-                    let bytes = self.read_whole(body).await.map_err(fault)?;
-                    let answer = Some(passed_on(&head.headers, status, bytes));
-                    Err(Fault { answer, ..fault(Cause::Status(status)) })
-                }
-            }
         };
         let answered = tokio::select! {
             // Of two that failed the prefill worker is the cause.
@@ -102,8 +83,14 @@ impl Life {
             Failed { cause, answer } = partner.failed() => {
                 return Err(Fault { answer, ..Fault::new(Leg::Prefill, prefill, cause) });
             }
-            answered = answer => answered?,
+            answered = self.decoded(plan, prefill, to_decode) => answered,
         };
+        let cause = answered.as_ref().err().map(|fault| fault.cause);
+        run::handed_over(&self.group, prefill, &plan.rank, cause);
+        if answered.is_err() {
+            self.release(prefill, &partner, dialect.left_behind(&meeting));
+            return answered;
+        }
         self.router.tasks.spawn(async move {
             let mut partner = partner;
             // Only to drain it: what it says concerns nobody any more. Where it ended before the
@@ -112,7 +99,39 @@ impl Life {
                 let _ended = (&mut partner.0).await;
             }
         });
-        Ok(answered)
+        answered
+    }
+
+    /// Sends the decode leg; its answer.
+    async fn decoded(
+        &self,
+        plan: &Plan,
+        prefill: &Rank,
+        leg: LegRequest,
+    ) -> Result<Answered, Fault> {
+        let fault = |cause| Fault::of_last_leg(Leg::Decode, &plan.rank, Some(prefill), cause);
+        let sent = self.send(&plan.rank, leg, Begun::default(), self.head_wait()).await;
+        let response = sent.map_err(fault)?;
+        match dialect::verdict(response.status().as_u16()) {
+            Verdict::Ok => self.answered(response).await.map_err(fault),
+            Verdict::Failed(failure) => Err(fault(cause_of(failure))),
+            Verdict::Client(status) => {
+                let (head, body) = response.into_parts();
+                let bytes = self.read_whole(body).await.map_err(fault)?;
+                let answer = Some(passed_on(&head.headers, status, bytes));
+                Err(Fault { answer, ..fault(Cause::Status(status)) })
+            }
+        }
+    }
+
+    /// Frees what a prefill leg that has ended keeps for a decode leg that failed; one that has not is
+    /// ended, and so keeps nothing.
+    fn release(&self, prefill: &Rank, partner: &Partner, left: Option<Handoff>) {
+        if let Some(handoff) = left.filter(|_| partner.0.is_finished()) {
+            let (group, upstream) = (Arc::clone(&self.group), self.router.upstream.clone());
+            let (prefill, model) = (prefill.clone(), self.model.clone());
+            drop(Unused::new(handoff, Instant::now(), prefill, group, upstream, model));
+        }
     }
 
     /// Starts the prefill leg.
@@ -126,6 +145,7 @@ impl Life {
             router: Arc::clone(&self.router),
             group: Arc::clone(&self.group),
             rank: rank.clone(),
+            dialect: rank.worker.dialect(),
             booking,
             prompt: self.prompt.clone(),
             scope: self.scope.clone(),
@@ -138,37 +158,12 @@ impl Life {
     }
 }
 
-/// Where decode workers meet a prefill worker.
-struct Place {
-    host: String,
-    port: u16,
-    ranks: NonZeroU32,
-}
-
-impl Place {
-    fn of(rank: &Rank) -> Place {
-        let s = &rank.worker.settings;
-        let host = || s.url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-        let port = s.bootstrap_port.map(u16::from).or(rank.worker.learned.load().bootstrap_port);
-        Place {
-            host: s.bootstrap_host.clone().unwrap_or_else(host),
-            port: port.unwrap_or(USUAL_BOOTSTRAP_PORT),
-            ranks: s.ranks.into(),
-        }
-    }
-
-    /// A meeting of its own there.
-    fn meeting(&self) -> Meeting<'_> {
-        let Place { host, port, ranks } = self;
-        Meeting { host, port: *port, number: random_number(), prefill_ranks: *ranks }
-    }
-}
-
 /// What a prefill leg that runs by itself takes with it.
 struct Prefilling {
     router: Arc<Router>,
     group: Arc<Group>,
     rank: Rank,
+    dialect: Dialect,
     booking: BookingId,
     prompt: Prompt,
     scope: Scope,
@@ -187,7 +182,11 @@ impl Prefilling {
         let (head, body) = self.router.upstream.post(uri, headers, body, wait).await?.into_parts();
         match dialect::verdict(head.status.as_u16()) {
             Verdict::Ok if is_event_stream(&head.headers) => drain_events(body).await?,
-            Verdict::Ok => drop(read(body, limit).await?),
+            Verdict::Ok => {
+                if !self.dialect.hands_over(&read(body, limit).await?) {
+                    return Err(Cause::Protocol.into());
+                }
+            }
             Verdict::Failed(failure) => return Err(cause_of(failure).into()),
             Verdict::Client(status) => {
                 let bytes = read(body, limit).await?;

@@ -19,7 +19,7 @@ use crate::body::Body;
 pub use request::{Api, Request, is_reserved_header};
 pub use sglang::{ROOM_BITS, Sglang};
 pub use trtllm::Trtllm;
-pub use vllm::Vllm;
+pub use vllm::{Connector, Vllm};
 
 /// What the router adds to a leg.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +47,8 @@ pub struct Meeting<'a> {
     pub number: u64,
     /// Data-parallel ranks of the prefill worker.
     pub prefill_ranks: NonZeroU32,
+    /// The engine instance of the prefill leg's rank, where its name has to be told.
+    pub engine_id: Option<&'a str>,
 }
 
 /// A request to an engine. The path is the client's own.
@@ -147,7 +149,7 @@ pub enum Order {
 /// An engine's way to speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// vLLM with NixlConnector.
+    /// vLLM with NixlConnector or MooncakeConnector.
     Vllm(Vllm),
     /// SGLang.
     Sglang(Sglang),
@@ -161,15 +163,19 @@ impl Dialect {
     /// The order of the legs; None if the engine cannot split a request.
     pub fn order(&self) -> Option<Order> {
         match self {
-            Dialect::Vllm(_) | Dialect::Trtllm(_) => Some(Order::PrefillFirst),
+            Dialect::Vllm(vllm) => Some(vllm.order()),
+            Dialect::Trtllm(_) => Some(Order::PrefillFirst),
             Dialect::Sglang(_) => Some(Order::Together),
             Dialect::OpenAi => None,
         }
     }
 
-    /// Whether both are of one engine, so that they can do a request together.
+    /// Whether both are of one engine and connector, so that they can do a request together.
     pub fn is_like(&self, other: &Dialect) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
+        match (self, other) {
+            (Dialect::Vllm(one), Dialect::Vllm(other)) => one.connector == other.connector,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
     }
 
     /// Whether it has this endpoint.
@@ -191,14 +197,16 @@ impl Dialect {
     /// split this request so.
     pub fn prefill_leg(&self, request: &Request, leg: &LegContext<'_>) -> Option<LegRequest> {
         match self {
-            Dialect::Vllm(vllm) => Some(vllm.prefill_leg(request, leg)),
+            Dialect::Vllm(vllm) if vllm.order() == Order::PrefillFirst => {
+                Some(vllm.prefill_leg(request, leg))
+            }
             Dialect::Trtllm(trtllm) => Some(trtllm.prefill_leg(request, leg)),
-            Dialect::Sglang(_) | Dialect::OpenAi => None,
+            Dialect::Vllm(_) | Dialect::Sglang(_) | Dialect::OpenAi => None,
         }
     }
 
     /// The requests to the prefill and the decode worker that are sent at the same time; None if the
-    /// engine does not split requests so.
+    /// engine does not split requests so, or the meeting lacks the engine that it has to name.
     pub fn together(
         &self,
         request: &Request,
@@ -208,7 +216,25 @@ impl Dialect {
     ) -> Option<(LegRequest, LegRequest)> {
         match self {
             Dialect::Sglang(sglang) => Some(sglang.together(request, meeting, prefill, decode)),
-            Dialect::Vllm(_) | Dialect::Trtllm(_) | Dialect::OpenAi => None,
+            Dialect::Vllm(vllm) => vllm.together(request, meeting, prefill, decode),
+            Dialect::Trtllm(_) | Dialect::OpenAi => None,
+        }
+    }
+
+    /// Whether the answer (2xx) to a prefill leg that was sent together with its decode leg says that
+    /// the KV is there to be fetched; if it is not, the decode worker waits in vain.
+    pub fn hands_over(&self, body: &[u8]) -> bool {
+        match self {
+            Dialect::Vllm(vllm) => vllm.hands_over(body),
+            Dialect::Sglang(_) | Dialect::Trtllm(_) | Dialect::OpenAi => true,
+        }
+    }
+
+    /// What such a prefill leg leaves behind if nobody fetches it, to be released.
+    pub fn left_behind(&self, meeting: &Meeting<'_>) -> Option<Handoff> {
+        match self {
+            Dialect::Vllm(vllm) => vllm.left_behind(meeting),
+            Dialect::Sglang(_) | Dialect::Trtllm(_) | Dialect::OpenAi => None,
         }
     }
 

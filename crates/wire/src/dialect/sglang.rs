@@ -112,7 +112,7 @@ mod tests {
         #[test]
         fn a_room_is_63_bits_wide_and_leads_to_the_rank(number: u64, ranks in 1_u32..300, rank in 0_u32..300) {
             let rank = rank % ranks;
-            let meeting = Meeting { host: "h", port: 1, number, prefill_ranks: ranks.try_into().unwrap() };
+            let meeting = Meeting { host: "h", port: 1, number, prefill_ranks: ranks.try_into().unwrap(), engine_id: None };
             let room = meeting.room_of((ranks > 1).then_some(rank));
             prop_assert!(room < 1 << ROOM_BITS);
             prop_assert!(ranks == 1 || room % u64::from(ranks) == u64::from(rank));

@@ -1,16 +1,15 @@
-//! vLLM with NixlConnector: prefill first; its answer's `kv_transfer_params` go onto the decode leg.
-//!
-//! Usage: the client sees the decode leg's. Its `cached_tokens` is truthful as it stands: from 0.31
-//! the object carries `remote_prefill_cached_tokens`, which the decode worker reports in place of its
-//! own count (in which pulled tokens look cached), so passing the object on unchanged is what keeps
-//! it true. Up to 0.30 the decode worker counts pulled tokens as cached; that is not rewritten, since
-//! a stream may not be.
+//! vLLM. With NixlConnector prefill goes first, and its answer's `kv_transfer_params` go onto the decode
+//! leg, unchanged: from 0.31 they carry `remote_prefill_cached_tokens`, which the decode worker reports in
+//! place of its own `cached_tokens`, in which pulled tokens look cached (as they do up to 0.30; a stream may
+//! not be rewritten). With MooncakeConnector both legs go at once and name the same transfer.
 
 use std::fmt::Write as _;
 
 use bytes::Bytes;
 
-use super::{Api, Failure, Handoff, LegContext, LegRequest, Prefill, Request, Verdict};
+use super::{
+    Api, Failure, Handoff, LegContext, LegRequest, Meeting, Order, Prefill, Request, Verdict,
+};
 use super::{headers, ids_json, verdict};
 use crate::body::{Body, Limits};
 use crate::json::{self, Object};
@@ -23,11 +22,24 @@ pub struct Vllm {
     pub chat_takes_ids: bool,
     /// How long a prefill worker holds KV for nobody (`kv_lease_duration`).
     pub lease_ms: u64,
+    /// How it hands KV over.
+    pub connector: Connector,
+}
+
+/// How KV gets from one vLLM worker to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Connector {
+    /// NixlConnector: the prefill worker's answer says where it is.
+    #[default]
+    Nixl,
+    /// MooncakeConnector: both legs name a transfer, and the decode leg the prefill worker's engine and
+    /// bootstrap server.
+    Mooncake,
 }
 
 impl Default for Vllm {
     fn default() -> Self {
-        Vllm { chat_takes_ids: false, lease_ms: 30_000 }
+        Vllm { chat_takes_ids: false, lease_ms: 30_000, connector: Connector::Nixl }
     }
 }
 
@@ -72,8 +84,77 @@ const UNRENDERED: &[&str] = &["response_format", "tools", "tool_choice", "parall
 const REFUSED_MAX_TOKENS: u32 = 1_000_000_000;
 
 impl Vllm {
+    /// The order of the legs.
+    pub(super) fn order(&self) -> Order {
+        match self.connector {
+            Connector::Nixl => Order::PrefillFirst,
+            Connector::Mooncake => Order::Together,
+        }
+    }
+
     /// The client's request, capped to one token, its KV to be held for a decode worker.
     pub(super) fn prefill_leg(&self, request: &Request, leg: &LegContext<'_>) -> LegRequest {
+        self.one_token(request, leg, "{\"do_remote_decode\":true}")
+    }
+
+    /// The client's request to both workers, the prefill worker's capped to one token.
+    pub(super) fn together(
+        &self,
+        request: &Request,
+        meeting: &Meeting<'_>,
+        prefill: &LegContext<'_>,
+        decode: &LegContext<'_>,
+    ) -> Option<(LegRequest, LegRequest)> {
+        let to_decode = self.fetch_params(meeting)?;
+        let to_prefill = format!(
+            "{{\"do_remote_decode\":true,\"do_remote_prefill\":false,\"transfer_id\":\"{}\"}}",
+            transfer_id(meeting)
+        );
+        let mut edit = Edit::new();
+        self.put_params(&mut edit, &to_decode, request, decode);
+        let to_decode = LegRequest { body: edit.apply(request.body()), headers: headers(decode) };
+        Some((self.one_token(request, prefill, &to_prefill), to_decode))
+    }
+
+    /// What a decode worker needs to fetch from where the legs meet; None without an engine to name.
+    fn fetch_params(&self, meeting: &Meeting<'_>) -> Option<String> {
+        let engine_id = meeting.engine_id.filter(|_| self.connector == Connector::Mooncake)?;
+        let Meeting { host, port, .. } = meeting;
+        let host = if host.contains(':') { format!("[{host}]") } else { (*host).to_owned() };
+        Some(format!(
+            "{{\"do_remote_decode\":false,\"do_remote_prefill\":true,\"remote_bootstrap_addr\":{},\
+             \"remote_engine_id\":{},\"transfer_id\":\"{}\"}}",
+            json::quote(&format!("http://{host}:{port}")),
+            json::quote(engine_id),
+            transfer_id(meeting),
+        ))
+    }
+
+    /// Whether a prefill leg ended by its length: vLLM hands nothing over after any other end.
+    pub(super) fn hands_over(&self, body: &[u8]) -> bool {
+        let reason = || {
+            let answer = json::text(body).ok().and_then(Object::parse)?;
+            let mut choices = json::array(answer.get("choices")?).ok()?;
+            let only = choices.next()?.ok()?;
+            choices.next().is_none().then(|| Object::parse(only)?.get("finish_reason"))?
+        };
+        reason() == Some("\"length\"")
+    }
+
+    /// What keeps the KV of a finished prefill leg from being held for nobody.
+    pub(super) fn left_behind(&self, meeting: &Meeting<'_>) -> Option<Handoff> {
+        let params = self.fetch_params(meeting)?;
+        Some(Handoff {
+            params: Body::parse(params.into(), &Limits::default()).ok()?,
+            remote_engine_id: meeting.engine_id.map(Into::into),
+            prompt_tokens: None,
+            lease_ms: self.lease_ms,
+            prompt_ids: None,
+        })
+    }
+
+    /// The client's request with these parameters, capped to one token.
+    fn one_token(&self, request: &Request, leg: &LegContext<'_>, params: &str) -> LegRequest {
         let body = request.body();
         let mut edit = Edit::new();
         edit.set("max_tokens", "1").set("ignore_eos", "true");
@@ -85,25 +166,35 @@ impl Vllm {
         for name in GENERATION_ONLY {
             edit.remove(name);
         }
-        let ids = self.ids(request, leg);
-        if ids.is_some() || request.api() == Api::Completions {
+        if self.ids(request, leg).is_some() || request.api() == Api::Completions {
             for name in UNRENDERED {
                 edit.remove(name);
             }
         }
-        let mut params = "{\"do_remote_decode\":true".to_owned();
-        match (ids, request.api()) {
+        self.put_params(&mut edit, params, request, leg);
+        LegRequest { body: edit.apply(body), headers: headers(leg) }
+    }
+
+    /// Puts parameters (an object with members) on a leg, and the prompt's tokens where they go.
+    fn put_params(
+        &self,
+        edit: &mut Edit<'_>,
+        params: &str,
+        request: &Request,
+        leg: &LegContext<'_>,
+    ) {
+        let mut params = params.to_owned();
+        match (self.ids(request, leg), request.api()) {
             (Some(ids), Api::Chat) => {
-                let _ = write!(params, ",\"prompt_token_ids\":{}", ids_json(ids));
+                params.pop();
+                let _ = write!(params, ",\"prompt_token_ids\":{}}}", ids_json(ids));
             }
             (Some(ids), _) => {
                 edit.set("prompt", ids_json(ids));
             }
             (None, _) => {}
         }
-        params.push('}');
         edit.set(PARAMS, params);
-        LegRequest { body: edit.apply(body), headers: headers(leg) }
     }
 
     /// The client's request and exactly the object that the prefill leg gave.
@@ -219,6 +310,11 @@ impl Vllm {
         // `echo` gives back the text, which ids no longer hold.
         leg.prompt_ids.filter(|_| takes && !body.flag("echo").unwrap_or(false))
     }
+}
+
+/// The name under which both legs know their transfer.
+fn transfer_id(meeting: &Meeting<'_>) -> String {
+    format!("xfer-{:016x}", meeting.number)
 }
 
 fn protocol(what: &'static str, handoff: Option<Handoff>) -> Prefill {
