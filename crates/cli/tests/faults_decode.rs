@@ -50,13 +50,13 @@ const HANDED_ON: Outcome = Outcome {
     pinned: 0,
 };
 
-/// The hand-off went with the leg: everything from the start, without the worker that failed.
-const fn from_the_start(cause: &'static str) -> Outcome {
+/// The hand-off went with the leg: another decode worker computes the prompt itself.
+const fn without_it(cause: &'static str) -> Outcome {
     Outcome {
-        path: "remote",
-        reason: "eff_isl_ratio_over",
+        path: "local",
+        reason: "retry_local",
         worker: "d1",
-        prefills: 2,
+        prefills: 1,
         failure: ("decode", cause),
         pinned: 1,
     }
@@ -113,8 +113,8 @@ async fn a_decode_worker_that_refuses_connections_leaves_the_hand_off_to_another
 #[tokio::test]
 async fn a_decode_worker_that_resets_the_connection_is_replaced() {
     tokio::join!(
-        is_made_good(rule(Leg::Decode, Action::Refuse), true, from_the_start("cut")),
-        is_made_good(rule(Leg::Decode, Action::Refuse), false, from_the_start("cut")),
+        is_made_good(rule(Leg::Decode, Action::Refuse), true, without_it("cut")),
+        is_made_good(rule(Leg::Decode, Action::Refuse), false, without_it("cut")),
     );
 }
 
@@ -122,25 +122,25 @@ async fn a_decode_worker_that_resets_the_connection_is_replaced() {
 async fn a_decode_worker_that_closes_before_the_headers_is_replaced() {
     let close = || rule(Leg::Decode, Action::CutBeforeHeaders { cut: Cut::Fin });
     tokio::join!(
-        is_made_good(close(), true, from_the_start("cut")),
-        is_made_good(close(), false, from_the_start("cut")),
+        is_made_good(close(), true, without_it("cut")),
+        is_made_good(close(), false, without_it("cut")),
     );
 }
 
 #[tokio::test]
 async fn a_decode_worker_that_dies_between_headers_and_content_is_replaced() {
-    is_made_good(cut(Leg::Decode, 0, Cut::Rst), true, from_the_start("cut")).await;
+    is_made_good(cut(Leg::Decode, 0, Cut::Rst), true, without_it("cut")).await;
 }
 
 #[tokio::test]
 async fn a_decode_worker_that_ends_between_headers_and_content_is_replaced() {
-    is_made_good(cut(Leg::Decode, 0, Cut::Fin), true, from_the_start("cut")).await;
+    is_made_good(cut(Leg::Decode, 0, Cut::Fin), true, without_it("cut")).await;
 }
 
 #[tokio::test]
 async fn a_decode_worker_that_dies_in_the_middle_of_a_whole_reply_is_replaced() {
     // It had fetched the KV by then.
-    let fetched = || Outcome { pinned: 0, ..from_the_start("cut") };
+    let fetched = || Outcome { pinned: 0, ..without_it("cut") };
     tokio::join!(
         is_made_good(cut(Leg::Decode, 0, Cut::Rst), false, fetched()),
         is_made_good(cut(Leg::Decode, 0, Cut::Fin), false, fetched()),
@@ -150,21 +150,21 @@ async fn a_decode_worker_that_dies_in_the_middle_of_a_whole_reply_is_replaced() 
 #[tokio::test]
 async fn a_decode_worker_that_is_overloaded_is_replaced() {
     tokio::join!(
-        is_made_good(status(Leg::Decode, 503), true, from_the_start("overload")),
-        is_made_good(status(Leg::Decode, 429), false, from_the_start("overload")),
+        is_made_good(status(Leg::Decode, 503), true, without_it("overload")),
+        is_made_good(status(Leg::Decode, 429), false, without_it("overload")),
     );
 }
 
 #[tokio::test]
 async fn a_decode_worker_that_hangs_before_the_headers_of_a_stream_is_replaced() {
     let hang = rule(Leg::Decode, Action::HangBeforeHeaders);
-    is_made_good(hang, true, from_the_start("timeout")).await;
+    is_made_good(hang, true, without_it("timeout")).await;
 }
 
 #[tokio::test]
 async fn a_decode_worker_that_hangs_between_headers_and_content_is_replaced() {
     let hang = rule(Leg::Decode, Action::HangAfterHeaders);
-    is_made_good(hang, true, from_the_start("timeout")).await;
+    is_made_good(hang, true, without_it("timeout")).await;
 }
 
 #[tokio::test]
