@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use pointsman_sim::mock::{Dialect, EngineConfig, Faults, KvEvents, KvSocket, MockEngine, Role};
+use pointsman_sim::mock::{
+    Connector, Dialect, EngineConfig, Faults, KvEvents, KvSocket, MockEngine, Role,
+};
 
 use crate::shutdown;
 
@@ -17,7 +19,10 @@ pub(crate) struct Args {
     /// Whose wire it speaks.
     #[arg(long, value_enum, default_value_t = DialectArg::Vllm)]
     dialect: DialectArg,
-    /// Where decode engines meet it, of an SGLang prefill engine; 0 takes a free port.
+    /// vLLM: how it hands KV over.
+    #[arg(long, value_enum, default_value_t = ConnectorArg::Nixl)]
+    kv_connector: ConnectorArg,
+    /// Where decode engines meet it, of a prefill engine of SGLang or with Mooncake; 0 takes a free port.
     #[arg(long, default_value_t = 0)]
     bootstrap_port: u16,
     /// SGLang: a decode engine computes prompts itself when asked to.
@@ -87,6 +92,12 @@ enum DialectArg {
     Trtllm,
 }
 
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum ConnectorArg {
+    Nixl,
+    Mooncake,
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let config = config(args)?;
     shutdown::block_on(async {
@@ -96,6 +107,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if let (Some(events), Some(replay)) = (engine.kv_endpoint(), engine.replay_endpoint()) {
             println!("  KV events  {events}");
             println!("  replay     {replay}");
+        }
+        if matches!((args.kv_connector, args.role), (ConnectorArg::Mooncake, RoleArg::Prefill)) {
+            println!("  bootstrap  http://{}:{}/query", args.host, engine.bootstrap_port());
         }
         println!("  faults     POST {}/mock/faults", engine.control_url());
         println!("  state      GET {}/mock/stats", engine.control_url());
@@ -125,6 +139,10 @@ fn config(args: &Args) -> anyhow::Result<EngineConfig> {
             DialectArg::Vllm => Dialect::Vllm,
             DialectArg::Sglang => Dialect::Sglang,
             DialectArg::Trtllm => Dialect::Trtllm,
+        },
+        connector: match args.kv_connector {
+            ConnectorArg::Nixl => Connector::Nixl,
+            ConnectorArg::Mooncake => Connector::Mooncake,
         },
         bootstrap_port: args.bootstrap_port,
         conditional_agg: args.conditional_agg,

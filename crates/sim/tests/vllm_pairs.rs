@@ -13,7 +13,9 @@ use captures::{
     assert_alike, assert_same_values, capture, names, params_of, prefill_leg, replay, with_params,
 };
 use common::{Reply, get, post, quick, start, until};
-use pointsman_sim::mock::{EngineConfig, Faults, LoadFailure, MockEngine, OnViolation, Role};
+use pointsman_sim::mock::{
+    Connector, EngineConfig, Faults, LoadFailure, MockEngine, OnViolation, Role,
+};
 use serde_json::{Value, json};
 
 /// Parts of the sessions that hold nothing to replay: session, place in it, and why.
@@ -354,9 +356,12 @@ async fn choices_and_batches(s: &mut Session) {
 }
 
 async fn mooncake(s: &mut Session) {
-    let (p, d) = pair(|config| config).await;
-    let place =
-        json!({"remote_bootstrap_addr": format!("http://127.0.0.1:{}", p.bootstrap_port())});
+    let (p, d) = pair(|config| EngineConfig { connector: Connector::Mooncake, ..config }).await;
+    let engines = get(&format!("http://127.0.0.1:{}", p.bootstrap_port()), "/query").await;
+    let place = json!({
+        "remote_bootstrap_addr": format!("http://127.0.0.1:{}", p.bootstrap_port()),
+        "remote_engine_id": engines.json()["0"]["engine_id"],
+    });
     let to_p = s.take("/concurrent/p")["request"].clone();
     let to_d = with_params(&s.take("/concurrent/d")["request"], &place);
     let (of_p, of_d) = tokio::join!(replay(&p, &to_p), replay(&d, &to_d));

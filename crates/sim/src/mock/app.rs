@@ -26,6 +26,7 @@ use crate::rng::mix;
 pub(super) struct Closed {
     pub(super) api: bool,
     pub(super) side_channel: bool,
+    pub(super) bootstrap: bool,
 }
 
 pub(super) struct App {
@@ -39,6 +40,8 @@ pub(super) struct App {
     /// Endpoints as `/kv_event_sources` tells them, per rank.
     pub(super) event_sources: Vec<(String, String)>,
     pub(super) side_port: u16,
+    /// Of the bootstrap server, if it has one.
+    pub(super) bootstrap_port: Option<u16>,
     pub(super) peers: Peers,
     pub(super) fingerprint: String,
     pub(super) in_flight: AtomicU64,
@@ -63,12 +66,14 @@ pub(super) struct Parts {
     pub(super) registry: Arc<Registry>,
     pub(super) event_sources: Vec<(String, String)>,
     pub(super) side_port: u16,
+    /// Of the bootstrap server, if it has one.
+    pub(super) bootstrap_port: Option<u16>,
 }
 
 impl App {
     pub(super) fn new(parts: Parts) -> App {
-        let Parts { config, model, words, ranks, publishers, registry, event_sources, side_port } =
-            parts;
+        let Parts { config, model, words, ranks, publishers, registry, .. } = parts;
+        let Parts { event_sources, side_port, bootstrap_port, .. } = parts;
         // Ids must differ between engines and runs; nothing else depends on them.
         let born = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
         let salt = mix(born ^ u64::from(side_port) << 48);
@@ -93,6 +98,7 @@ impl App {
             registry,
             event_sources,
             side_port,
+            bootstrap_port,
             fingerprint,
         };
         app.set_faults(app.config.faults.clone());
@@ -126,7 +132,11 @@ impl App {
         for publisher in &self.publishers {
             publisher.set_faults(faults.events);
         }
-        let closed = Closed { api: faults.down, side_channel: faults.side_channel_down };
+        let closed = Closed {
+            api: faults.down,
+            side_channel: faults.side_channel_down,
+            bootstrap: faults.bootstrap_down,
+        };
         self.closed.send_if_modified(|now| std::mem::replace(now, closed) != closed);
         self.dead.store(false, Ordering::Relaxed);
         *self.lock_faults() = faults;

@@ -26,13 +26,24 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
-    /// vLLM with NixlConnector, or with MooncakeConnector for requests that name a transfer.
+    /// vLLM with NixlConnector or MooncakeConnector.
     #[default]
     Vllm,
     /// SGLang.
     Sglang,
     /// TensorRT-LLM.
     Trtllm,
+}
+
+/// How a vLLM engine hands KV over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Connector {
+    /// NixlConnector.
+    #[default]
+    Nixl,
+    /// MooncakeConnector.
+    Mooncake,
 }
 
 /// What a decode engine does when the KV of its prefill cannot be loaded.
@@ -142,7 +153,9 @@ pub struct EngineConfig {
     pub host: IpAddr,
     /// Port of the API, 0 for any free one.
     pub port: u16,
-    /// SGLang: where decode engines meet it, 0 for any free port.
+    /// vLLM: how it hands KV over.
+    pub connector: Connector,
+    /// SGLang, and vLLM with MooncakeConnector: where decode engines meet it, 0 for any free port.
     pub bootstrap_port: u16,
     /// SGLang: a decode engine computes prompts itself when asked to.
     pub conditional_agg: bool,
@@ -166,8 +179,8 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     /// Longest prompt and output together.
     pub max_model_len: u32,
-    /// How long a prefilled prompt stays pinned for its decode engine; of SGLang how long either waits
-    /// for the other.
+    /// How long a prefilled prompt stays pinned for its decode engine; of SGLang and
+    /// MooncakeConnector how long either waits for the other.
     pub lease: Duration,
     /// What happens when pulled KV cannot be had.
     pub load_failure: LoadFailure,
@@ -202,6 +215,7 @@ impl Default for EngineConfig {
         EngineConfig {
             role: Role::Unified,
             dialect: Dialect::Vllm,
+            connector: Connector::Nixl,
             bootstrap_port: 0,
             conditional_agg: false,
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -41,11 +41,24 @@ pub(super) enum Face {
     Api,
     /// Only `/mock/...`.
     Control,
+    /// Mooncake's bootstrap server.
+    Bootstrap,
+}
+
+impl Face {
+    /// Whether a fault closes its listener.
+    fn is_closed(self, closed: &Closed) -> bool {
+        match self {
+            Face::Api => closed.api,
+            Face::Control => false,
+            Face::Bootstrap => closed.bootstrap,
+        }
+    }
 }
 
 /// Serves HTTP until stopped; while the fault closes it, nobody listens.
 pub(super) async fn serve_http(app: Arc<App>, listener: TcpListener, face: Face) {
-    let is_closed = move |closed: &Closed| face == Face::Api && closed.api;
+    let is_closed = move |closed: &Closed| face.is_closed(closed);
     let peer = app.clone();
     listen(&app, listener, is_closed, move |stream| {
         let app = peer.clone();
@@ -129,7 +142,7 @@ async fn connection(app: Arc<App>, stream: TcpStream, face: Face) {
         // Polled first: what a handler wrote before it asked for the cut is on the wire by then.
         _ = &mut serving => {}
         () = hangup.asked.notified() => {}
-        () = until(&mut closed, |closed| face == Face::Api && closed.api) => {
+        () = until(&mut closed, |closed| face.is_closed(closed)) => {
             hangup.cut(Cut::Rst);
         }
     }

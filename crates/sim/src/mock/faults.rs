@@ -141,6 +141,8 @@ pub struct Faults {
     pub unhealthy: bool,
     /// Nobody answers on the KV side channel, so decode engines cannot pull from here.
     pub side_channel_down: bool,
+    /// Nobody answers at the bootstrap server (MooncakeConnector).
+    pub bootstrap_down: bool,
     /// The KV-event stream.
     pub events: EventFaults,
     /// `/metrics`.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use tokio::sync::Notify;
 
+use super::mooncake;
 use super::rank::Rank;
 use crate::engine::JobId;
 
@@ -20,7 +21,7 @@ pub(super) enum Wish {
     /// Is about to pull; the pin stays while the connection does.
     Claim { engine: String, request: String, tokens: u32, digest: u64, last_block: u32 },
     /// Waits until the other leg of its request has come here, and then claims it.
-    Meet { request: String, tokens: u32, digest: u64 },
+    Meet { engine: String, request: String, tokens: u32, digest: u64 },
     /// Has pulled, or never will.
     Done { request: String },
 }
@@ -106,8 +107,21 @@ impl Registry {
     }
 
     /// Waits until a prompt of this name is here, and claims it.
-    pub(super) async fn meet(&self, request: &str, tokens: u32, digest: u64) -> Verdict {
+    /// `engine` is the one that it has to be of, empty for any.
+    pub(super) async fn meet(
+        &self,
+        engine: &str,
+        request: &str,
+        tokens: u32,
+        digest: u64,
+    ) -> Verdict {
         self.wait(|inner| inner.entries.contains_key(request)).await;
+        let rank = self.lock().entries.get(request).map(|entry| entry.rank);
+        let ranks = self.ranks.get().map_or(0, Vec::len);
+        let is_of = |rank| engine == mooncake::engine_of(&self.engine_id, ranks, rank);
+        if !engine.is_empty() && !rank.is_some_and(is_of) {
+            return Verdict::OtherEngine;
+        }
         self.claim(&self.engine_id, request, tokens, digest)
     }
 

@@ -17,7 +17,7 @@ use super::reply;
 use super::request::{Api, Request, parse};
 use super::run::Run;
 use super::stream::Events;
-use super::{sglang, side};
+use super::{mooncake, sglang, side};
 
 pub(super) async fn answer(
     app: Arc<App>,
@@ -32,7 +32,10 @@ pub(super) async fn answer(
         Api::Generate => "/generate",
         Api::Tokens => "/inference/v1/generate",
     };
-    let parsed = parse(app.config.dialect, api, &bytes);
+    let mut parsed = parse(app.config.dialect, api, &bytes);
+    if let Ok(request) = &mut parsed {
+        mooncake::read(&app.config, &mut request.kv);
+    }
     let leg = parsed.as_ref().map_or(Leg::Local, |request| leg_of(&app, request));
     app.ledger.request(leg, path, headers, &bytes);
     let fault = app.fault_for(leg);
@@ -106,7 +109,7 @@ fn planned(app: &App, request: Request, headers: &HeaderMap) -> Result<Plan, Fai
     let frees = app.config.dialect == Dialect::Vllm;
     if let (Err(_), Some(remote), true) = (&planned, remote, frees) {
         // A refused decode leg frees what its prefill pinned.
-        side::release(remote, &app.tasks, &app.stop);
+        side::release(remote, mooncake::is_used(&app.config), &app.tasks, &app.stop);
     }
     planned
 }

@@ -16,6 +16,7 @@ mod histogram;
 mod inference;
 mod ledger;
 mod metrics;
+mod mooncake;
 mod plan;
 mod polled;
 mod prompt;
@@ -36,8 +37,8 @@ mod text;
 mod trtllm;
 
 pub use config::{
-    Dialect, EngineConfig, EventEncoding, HashForm, KvEvents, KvSocket, LoadFailure, OnViolation,
-    Role,
+    Connector, Dialect, EngineConfig, EventEncoding, HashForm, KvEvents, KvSocket, LoadFailure,
+    OnViolation, Role,
 };
 pub use faults::{Action, Cut, EventFaults, Fault, Faults, Leg, Lies};
 
@@ -139,10 +140,11 @@ impl MockEngine {
         self.app.set_faults(faults);
     }
 
-    /// Port where decode engines meet it (SGLang), or of its KV side channel.
+    /// Port where decode engines meet it (SGLang, or Mooncake's bootstrap server), or of its KV side
+    /// channel.
     #[must_use]
     pub fn bootstrap_port(&self) -> u16 {
-        self.app.side_port
+        self.app.bootstrap_port.unwrap_or(self.app.side_port)
     }
 
     /// What `GET /mock/stats` answers.

@@ -10,9 +10,9 @@ use super::errors::Failure;
 use super::faults::Leg;
 use super::prompt::{prompts, wanted_call};
 use super::request::{Api, Bootstrap, Request};
-use super::sglang;
 use super::side::Remote;
 use super::text::{Answer, Ask, Ending, Words, answer};
+use super::{mooncake, sglang};
 use crate::content::{content, digest};
 use crate::engine::{Job, JobId, Kind, LinkId};
 
@@ -210,6 +210,8 @@ impl Plan {
         // Only a prompt whose one token was cut by the limit is handed off; of SGLang every one.
         let hands_off =
             sequence.answer.ending == Ending::Length || app.config.dialect == Dialect::Sglang;
+        let hands_off =
+            hands_off && (!mooncake::is_used(&app.config) || self.request.kv.transfer_id.is_some());
         let kind = match leg {
             Leg::Prefill if hands_off => Kind::HandOff,
             Leg::Decode => Kind::Pull(self.link()),

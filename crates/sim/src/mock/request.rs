@@ -309,7 +309,8 @@ impl Fields<'_> {
             last_block: params.get("remote_block_ids").and_then(last_block),
             prompt_token_ids: params.get("prompt_token_ids").and_then(token_ids),
             transfer_id: text("transfer_id"),
-            bootstrap_addr: text("remote_bootstrap_addr").and_then(|url| host_and_port(&url)),
+            bootstrap_addr: text("remote_bootstrap_addr")
+                .and_then(|url| host_and_port(&url, "http://")),
             remote_prefill_cached_tokens: params
                 .get("remote_prefill_cached_tokens")
                 .and_then(Value::as_u64)
@@ -319,9 +320,9 @@ impl Fields<'_> {
     }
 }
 
-/// Of `http://host:port`.
-fn host_and_port(url: &str) -> Option<(String, u16)> {
-    let (host, port) = url.strip_prefix("http://")?.trim_end_matches('/').rsplit_once(':')?;
+/// Of `scheme` with `host:port` after it.
+pub(super) fn host_and_port(url: &str, scheme: &str) -> Option<(String, u16)> {
+    let (host, port) = url.strip_prefix(scheme)?.trim_end_matches('/').rsplit_once(':')?;
     Some((host.to_owned(), port.parse().ok()?))
 }
 

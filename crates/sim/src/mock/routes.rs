@@ -15,7 +15,7 @@ use super::config::Dialect;
 use super::connection::{Face, Hangup};
 use super::errors::Failure;
 use super::request::{Api, Members, parse_json, token_ids};
-use super::{control, embeddings, inference, metrics, prompt, scale_out, sglang, trtllm};
+use super::{control, embeddings, inference, metrics, mooncake, prompt, scale_out, sglang, trtllm};
 
 /// Largest request body.
 const BODY_BYTES: usize = 256 << 20;
@@ -92,6 +92,9 @@ async fn route(
 ) -> Reply {
     let (head, incoming) = request.into_parts();
     let path = head.uri.path();
+    if face == Face::Bootstrap {
+        return mooncake::answer(app, &head.method, path);
+    }
     let mut paths = PATHS.iter().chain(own_paths(app.config.dialect));
     let known = paths.find(|(known, _)| *known == path);
     let Some((_, methods)) = known.filter(|_| face == Face::Api || path.starts_with("/mock/"))

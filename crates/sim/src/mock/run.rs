@@ -161,9 +161,13 @@ impl Run {
         let Some(mut remote) = self.plan.remote.clone() else {
             return self.violated(Violation::Incomplete).map(|()| false);
         };
-        self.app.peers.amend(&mut remote);
         let (tokens, digest) = self.plan.identity(0);
         let app = self.app.clone();
+        if self.plan.request.kv.transfer_id.is_none() {
+            app.peers.amend(&mut remote);
+        } else if !app.peers.look_up(&mut remote).await {
+            return self.fail_load().map(|()| false);
+        }
         if self.plan.request.kv.bootstrap.is_some() && remote.host == sglang::FAKE_HOST {
             return self.violated(Violation::Unknown).map(|()| false);
         }

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::handoff::{Registry, Verdict, Wish};
+use super::mooncake;
 
 /// Time that a decode engine tries to reach a prefill engine, as NIXL does.
 const REACH: Duration = Duration::from_secs(5);
@@ -50,8 +51,8 @@ async fn converse(
                 }
                 write_line(lines.get_mut(), &verdict).await?;
             }
-            Wish::Meet { request, tokens, digest } => {
-                let verdict = registry.meet(&request, tokens, digest).await;
+            Wish::Meet { engine, request, tokens, digest } => {
+                let verdict = registry.meet(&engine, &request, tokens, digest).await;
                 if matches!(verdict, Verdict::Granted | Verdict::OtherPrompt { .. }) {
                     *claimed = Some(request);
                 }
@@ -102,10 +103,26 @@ pub(super) struct Peers(Mutex<HashMap<String, (String, u16)>>);
 const PEERS: usize = 1024;
 
 impl Peers {
-    /// Puts the known address of an engine in place of the one told.
-    pub(super) fn amend(&self, remote: &mut Remote) {
-        if let Some((host, port)) = self.lock().get(&remote.engine) {
-            (remote.host, remote.port) = (host.clone(), *port);
+    /// Puts the known address of an engine in place of the one told; whether it is known.
+    pub(super) fn amend(&self, remote: &mut Remote) -> bool {
+        let known = self.lock();
+        let Some((host, port)) = known.get(&remote.engine) else { return false };
+        (remote.host, remote.port) = (host.clone(), *port);
+        true
+    }
+
+    /// The same of a remote that tells a bootstrap server, which is asked if need be; false if nobody
+    /// knows the engine.
+    pub(super) async fn look_up(&self, remote: &mut Remote) -> bool {
+        if self.amend(remote) {
+            return true;
+        }
+        match mooncake::find((&remote.host, remote.port), &remote.engine).await {
+            Ok(Some(found)) => {
+                (remote.host, remote.port) = found;
+                true
+            }
+            Ok(None) | Err(_) => false,
         }
     }
 
@@ -166,7 +183,8 @@ pub(super) async fn meet(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> io::Result<(Verdict, Claim)> {
-    let wish = Wish::Meet { request: remote.request.clone(), tokens, digest };
+    let Remote { engine, request, .. } = remote.clone();
+    let wish = Wish::Meet { engine, request, tokens, digest };
     let met = async {
         loop {
             match ask((&remote.host, remote.port), &wish).await {
@@ -226,9 +244,19 @@ async fn keep(
 }
 
 /// Tells a prefill engine that nobody will pull, in the background.
-pub(super) fn release(remote: Remote, tasks: &TaskTracker, stop: &CancellationToken) {
+/// `asks`: where it is, its bootstrap server knows.
+pub(super) fn release(
+    mut remote: Remote,
+    asks: bool,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) {
     tasks.spawn(stop.clone().run_until_cancelled_owned(async move {
         let tell = async {
+            if asks {
+                let found = mooncake::find((&remote.host, remote.port), &remote.engine).await?;
+                (remote.host, remote.port) = found.ok_or(io::ErrorKind::NotFound)?;
+            }
             let mut stream = TcpStream::connect((remote.host.as_str(), remote.port)).await?;
             write_line(&mut stream, &Wish::Done { request: remote.request }).await
         };

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use pointsman_tokens::{CacheLimits, Model};
 use tokio::net::TcpListener;
@@ -10,6 +11,7 @@ use super::app::{App, Parts};
 use super::config::{Dialect, EngineConfig, EventEncoding, KvEvents, KvSocket};
 use super::connection::{Face, serve_http, serve_side_channel};
 use super::handoff::Registry;
+use super::mooncake;
 use super::publisher::Publisher;
 use super::rank::Rank;
 use super::sockets::{self, Publishing};
@@ -39,7 +41,12 @@ pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError
     }
     let api = bind("API", &config, config.port).await?;
     let control = bind("control", &config, 0).await?;
-    let side = bind("KV side channel", &config, config.bootstrap_port).await?;
+    let bootstrap = match mooncake::has_server(&config) {
+        true => Some(bind("bootstrap", &config, config.bootstrap_port).await?),
+        false => None,
+    };
+    let side_port = if bootstrap.is_some() { 0 } else { config.bootstrap_port };
+    let side = bind("KV side channel", &config, side_port).await?;
     let mut event_sockets = Vec::new();
     let publishes = config.dialect != Dialect::Trtllm;
     if let Some(events) = config.kv_events.as_ref().filter(|_| publishes) {
@@ -49,6 +56,7 @@ pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError
     }
     let (addr, control_addr) = (local("API", &api)?, local("control", &control)?);
     let side_port = local("KV side channel", &side)?.port();
+    let bootstrap_addr = bootstrap.as_ref().map(|it| local("bootstrap", it)).transpose()?;
     let registry = Arc::new(Registry::new(engine_id(&config, addr.port())));
     let publishers = publishers(&config);
     let ranks = ranks(&config, &publishers, &registry);
@@ -64,6 +72,7 @@ pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError
         registry,
         event_sources,
         side_port,
+        bootstrap_port: bootstrap_addr.map(|addr| addr.port()),
     }));
     for rank in &app.ranks {
         app.tasks.spawn(rank.clone().drive(app.stop.clone()));
@@ -74,7 +83,9 @@ pub(super) async fn start(config: EngineConfig) -> Result<MockEngine, StartError
         sockets::serve(publisher, publishing, replay, &app.tasks, &app.stop);
         events.push(endpoints);
     }
-    for (listener, face) in [(api, Face::Api), (control, Face::Control)] {
+    let bootstrap = bootstrap.map(|listener| (listener, Face::Bootstrap));
+    let faces = [(api, Face::Api), (control, Face::Control)].into_iter().chain(bootstrap);
+    for (listener, face) in faces {
         let serve = serve_http(app.clone(), listener, face);
         app.tasks.spawn(app.stop.clone().run_until_cancelled_owned(serve));
     }
@@ -98,9 +109,11 @@ fn builtin() -> Result<Spoken, StartError> {
     BUILTIN.get_or_init(read).clone().map_err(setting)
 }
 
-/// An id in the form of NIXL's, other for each engine.
+/// An id in the form of vLLM's, other for each engine and each start.
 fn engine_id(config: &EngineConfig, port: u16) -> String {
-    let (a, b) = (mix(config.seed ^ u64::from(port) << 32), mix(!config.seed ^ u64::from(port)));
+    let born = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let a = mix(config.seed ^ u64::from(port) << 32 ^ born);
+    let b = mix(!a ^ u64::from(port));
     format!(
         "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}",
         a >> 32,
