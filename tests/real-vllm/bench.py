@@ -42,6 +42,9 @@ FURTHER_WORDS = 40
 ANSWER = 32
 PAUSE_SECONDS = 1.0
 
+# What an operator would promise of engines like these; every router is told.
+SLO = {"ttft_ms": 4000, "itl_ms": 80}
+
 
 @dataclass
 class Sample:
@@ -56,6 +59,10 @@ class Sample:
     @property
     def itl(self) -> float:
         return statistics.fmean(self.gaps)
+
+    @property
+    def is_in_time(self) -> bool:
+        return 1000 * self.ttft <= SLO["ttft_ms"] and 1000 * self.itl <= SLO["itl_ms"]
 
 
 @dataclass
@@ -165,6 +172,7 @@ def row(policy: str, samples: list[Sample]) -> str:
         policy,
         str(len(samples)),
         f"{100 * statistics.fmean(s.path == 'local' for s in samples):.0f} %",
+        f"{100 * statistics.fmean(s.is_in_time for s in samples):.0f} %",
         ttft("cold", "opening", "further"),
         ttft("cold"),
         ttft("further"),
@@ -176,8 +184,8 @@ def row(policy: str, samples: list[Sample]) -> str:
 
 
 HEAD = """\
-| policy | requests | local | TTFT, all (ms) | TTFT, cold | TTFT, further turns | ITL, gaps | mean ITL | TTFT error |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+| policy | requests | local | in time | TTFT, all (ms) | TTFT, cold | TTFT, further turns | ITL, gaps | mean ITL | TTFT error |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def main() -> None:
@@ -204,6 +212,7 @@ def main() -> None:
                 own.mkdir()
                 routing = {"policy": policy, **POLICIES[policy]}
                 config = configuration(model, [worker(e) for e in engines], routing=routing)
+                config["models"][0]["slo"] = SLO
                 routers[policy] = Router(own, config)
             for turn in range(asked.rounds + 1):
                 for policy, router in routers.items():
