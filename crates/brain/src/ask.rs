@@ -18,6 +18,19 @@ pub enum Wait {
     InLine,
 }
 
+/// Whether a request can be computed on one worker and decoded on another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Split {
+    /// As the policy says.
+    #[default]
+    Yes,
+    /// If no worker can take it whole: a batch of prompts whose engines hand each over by itself. What
+    /// a policy weighs is one prompt.
+    IfNeeded,
+    /// It cannot.
+    No,
+}
+
 /// One request that wants a plan. Build it with [`Ask::new`] and set what differs.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
@@ -33,8 +46,8 @@ pub struct Ask<'a> {
     pub max_new_tokens: Option<u32>,
     /// Output sequences: `n`, times the prompts of a batch.
     pub sequences: u32,
-    /// Whether the prompt can be computed on one worker and decoded on another (not so for batches).
-    pub disaggregable: bool,
+    /// Whether the prompt can be computed on one worker and decoded on another.
+    pub split: Split,
     /// Whether its first token will be seen; where it is not, the prompt is taken to be computed when
     /// it is predicted to be.
     pub streams: bool,
@@ -65,7 +78,7 @@ impl<'a> Ask<'a> {
             held,
             max_new_tokens: None,
             sequences: 1,
-            disaggregable: true,
+            split: Split::Yes,
             streams: true,
             session: None,
             slo: Slo::default(),

@@ -1,7 +1,7 @@
 //! The length gate of mixed fleets: a request with `ISL <= threshold` may only use unified workers,
 //! a longer one only prefill/decode workers. Waived where the wanted kind cannot serve the request.
 
-use crate::ask::Ask;
+use crate::ask::{Ask, Split};
 use crate::candidates::Candidate;
 use crate::fleet::Role;
 use crate::ladder::Rung;
@@ -32,7 +32,7 @@ impl Pool {
             prefill |= candidate.role == Role::Prefill;
             decode |= candidate.role == Role::Decode;
         }
-        let splits = ask.disaggregable && ask.tries.rung() != Rung::Local;
+        let splits = ask.split != Split::No && ask.tries.rung() != Rung::Local;
         local || (splits && prefill && decode)
     }
 }

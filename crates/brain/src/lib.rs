@@ -33,7 +33,7 @@ mod time;
 mod units;
 mod why;
 
-pub use ask::{Ask, Wait};
+pub use ask::{Ask, Split, Wait};
 pub use brain::Brain;
 pub use decision::{Decision, NoPath, Shadows};
 pub use flags::{Flag, Set};

@@ -1,7 +1,7 @@
 //! From the slate to one plan: wishes, the gate, the failure ladder, the policy and the guards, in
 //! that order. Pure: nothing is booked and nothing changes here.
 
-use crate::ask::Ask;
+use crate::ask::{Ask, Split};
 use crate::candidates::{Candidate, is_eligible, kv_demand, measure};
 use crate::decision::{NoPath, Shadows};
 use crate::field::{Draws, Field};
@@ -69,7 +69,7 @@ pub(crate) fn plan(scene: &Scene<'_>) -> Result<Plan, NoPath> {
     if let Some(plan) = planner.with_kept_handoff() {
         return Ok(plan);
     }
-    if !scene.ask.disaggregable {
+    if scene.ask.split == Split::No {
         return planner.only_local(Why::Batch);
     }
     if let (Pool::Unified, IslGate::UnifiedUpTo(bound)) = (gated.pool, scene.settings.isl_gate) {
@@ -93,6 +93,9 @@ pub(crate) fn plan(scene: &Scene<'_>) -> Result<Plan, NoPath> {
         (_, Some(Path::Local)) => {
             planner.guarded(planner.field.local, Why::Override, &board, scene.settings.policy.rule)
         }
+        (_, None) if scene.ask.split == Split::IfNeeded => {
+            planner.guarded(planner.field.local, Why::Batch, &board, scene.settings.policy.rule)
+        }
         (_, None) => planner.by_policy(&board),
     })
 }
@@ -102,7 +105,7 @@ impl Scene<'_> {
     fn refuse_impossible(&self, wish: Option<Path>) -> Result<(), NoPath> {
         match wish {
             Some(Path::Remote)
-                if !(self.ask.disaggregable
+                if !(self.ask.split != Split::No
                     && self.fleet_has(|spec| spec.role == Role::Prefill)
                     && self.fleet_has(|spec| spec.role == Role::Decode)) =>
             {
@@ -193,7 +196,7 @@ impl<'a> Planner<'a> {
         let field = Field::new(scene.candidates, gated.pool, scene.settings, scene.draws);
         let ordinary = scene.with_session_kept(field);
         let scored = scene.settings.predicts().then(|| {
-            let splits = scene.ask.disaggregable && scene.ask.tries.rung() != Rung::Local;
+            let splits = scene.ask.split != Split::No && scene.ask.tries.rung() != Rung::Local;
             let remote = splits && ordinary.prefill.is_some() && ordinary.decode.is_some();
             predicted::score(scene, &ordinary, remote)
         });
@@ -367,7 +370,7 @@ impl<'a> Planner<'a> {
 
     fn no_local(&self) -> NoPath {
         let has = |is: fn(&WorkerSpec) -> bool| self.scene.fleet_has(is);
-        if self.scene.ask.disaggregable && self.field.decode.is_some() {
+        if self.scene.ask.split != Split::No && self.field.decode.is_some() {
             NoPath::NoPrefill
         } else if has(|spec| spec.role == Role::Decode) && !has(WorkerSpec::can_prefill_locally) {
             NoPath::NotDisaggregable

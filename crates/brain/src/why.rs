@@ -145,7 +145,7 @@ pub enum Why {
         /// The longest that is short.
         bound: u32,
     },
-    /// The request cannot be split over two workers.
+    /// The request cannot be split over two workers, or is not where one can take it whole.
     Batch,
     /// No prefill worker can take the request.
     NoPrefill,
@@ -265,7 +265,7 @@ impl fmt::Display for Why {
             Why::GateShort { isl, bound } => {
                 write!(f, "ISL {isl} <= {bound} tokens goes to a unified worker")
             }
-            Why::Batch => write!(f, "the request cannot be split over two workers"),
+            Why::Batch => write!(f, "the request is not to be split over two workers"),
             Why::NoPrefill => write!(f, "no prefill worker can take the request"),
             Why::NoDecode => write!(f, "no decode worker can take the request"),
             Why::Unified => write!(f, "the fleet has unified workers only"),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pointsman_brain::{
     Ask, Brain, CostSettings, End, Factor, HealthEvent, Held, IslBounding, Ladder, Policy,
-    PrefillLoad, Role, Rule, Settings, Slo, Slot, Time, WorkerSpec,
+    PrefillLoad, Role, Rule, Settings, Slo, Slot, Split, Time, WorkerSpec,
 };
 
 thread_local! {
@@ -82,7 +82,7 @@ fn serve(
     for step in 0..1_000_u32 {
         let ask = Ask {
             session: Some(u64::from(step * 7 % 200)),
-            disaggregable: step % 10 != 0,
+            split: if step % 10 == 0 { Split::No } else { Split::Yes },
             sequences: 1 + step % 3,
             ..Ask::new(step * 37 % 9_000, held, &tries)
         };

@@ -373,22 +373,6 @@ async fn a_wish_for_the_local_path_gets_a_clear_400_where_no_worker_has_one() {
 }
 
 #[tokio::test]
-async fn several_prompts_or_choices_get_a_clear_400_where_no_worker_prefills_locally() {
-    let fleet = Fleet::start([prefill("p0"), decode("d0")]).await;
-    let mut choices = completion(&prompt(1, 64), 4, false);
-    choices["n"] = json!(2);
-    let batch = json!({"model": MODEL, "prompt": [prompt(1, 64), prompt(2, 64)], "max_tokens": 4});
-    for (asked, what) in [(choices, "several choices"), (batch, "a batch of prompts")] {
-        let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
-        assert_eq!(head.status, 400, "{body:?}");
-        let needs = format!("{what} need");
-        let said = body.error();
-        assert!(said.starts_with(&needs) && said.contains("prefill locally"), "{body:?}");
-    }
-    assert_eq!(fleet.requests("d0").len(), 0);
-}
-
-#[tokio::test]
 async fn a_unified_worker_takes_what_the_pairs_cannot() {
     let fleet = Fleet::with([prefill("p0"), decode("d0"), unified("u0")], wishes()).await;
     let asked = request(1);

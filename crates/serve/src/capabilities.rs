@@ -117,8 +117,8 @@ impl Capabilities {
         if s.role == Role::Decode && !self.local_prefill {
             lines.push(match s.engine {
                 Engine::Sglang => {
-                    "it refuses a request that was not prefilled elsewhere: short prompts, \
-                     batches and `n` above 1 need a `unified` worker"
+                    "it refuses a request that was not prefilled elsewhere: `n` above 1 and log \
+                     probabilities of prompts need a `unified` worker"
                         .to_owned()
                 }
                 _ => "it takes no request that was not prefilled elsewhere".to_owned(),

@@ -15,8 +15,9 @@ use http::request::Parts;
 use http::{HeaderMap, Response};
 use hyper::body::Incoming;
 use pointsman_brain::{
-    Ask, Cause, Decision, Held, Ladder, Leg, Next, NoPath, Path, Slo, Slot, Wait,
+    Ask, Cause, Decision, Held, Ladder, Leg, Next, NoPath, Path, Slo, Slot, Split, Wait,
 };
+use pointsman_config as config;
 use pointsman_wire::body::Limits;
 use pointsman_wire::dialect::{
     self, Api, Failure, LegContext, LegRequest, Order, Prefill, Request, Verdict,
@@ -304,7 +305,7 @@ impl Life {
         ask.partial = self.prompt.partial;
         ask.max_new_tokens = self.request.max_new_tokens();
         ask.sequences = self.request.choices().saturating_mul(prompts);
-        ask.disaggregable = self.request.disaggregable().is_ok();
+        ask.split = self.split();
         ask.streams = self.request.body().stream();
         ask.session = self.session;
         ask.slo = self.slo;
@@ -312,6 +313,19 @@ impl Life {
         ask.wish = self.wish;
         ask.eligible = Some(&self.eligible);
         ask
+    }
+
+    /// Whether the request can be split over two of the workers that it looked at.
+    fn split(&self) -> Split {
+        if self.request.disaggregable().is_ok() {
+            return Split::Yes;
+        }
+        let mut paired =
+            self.roster.workers().filter(|worker| worker.settings.role != config::Role::Unified);
+        match paired.all(|worker| worker.dialect().splits_batch(&self.request)) {
+            true => Split::IfNeeded,
+            false => Split::No,
+        }
     }
 
     /// Looks at the workers again if they are not the ones that it looked at.

@@ -136,10 +136,9 @@ pub(crate) fn mark(to: &mut HeaderMap, decision: &Decided, rank: &Rank) {
 
 /// The refusal of a request that no plan fits.
 pub(crate) fn no_path(life: &Life, no_path: &NoPath) -> Refusal {
-    if *no_path == NoPath::NotDisaggregable && life.request.choices() > 1 {
-        let message = "several choices need a worker that can prefill locally, and this fleet has none; \
-                       ask for one at a time";
-        return Refusal::new(400, message).param("n");
+    let whole = life.request.each_disaggregable().and(life.request.disaggregable());
+    if let (NoPath::NotDisaggregable, Err(why)) = (no_path, whole) {
+        return needs_one_worker(why);
     }
     if no_path.is_request_fault() {
         return Refusal::new(400, no_path.to_string());
@@ -147,6 +146,23 @@ pub(crate) fn no_path(life: &Life, no_path: &NoPath) -> Refusal {
     tracing::warn!(request = life.id, model = life.model, reason = no_path.as_str(), "{no_path}");
     Refusal::new(503, format!("model `{}`: {no_path}; try again later", life.model))
         .retry_after(life.router.settings.limits.retry_after)
+}
+
+/// The refusal of a request that cannot be split, and why not, on a fleet that can only split.
+fn needs_one_worker(why: &str) -> Refusal {
+    let (what, instead) = match why {
+        "batch" => ("a batch of prompts needs", "; send the prompts one by one"),
+        "choices" => ("several choices need", "; ask for one at a time"),
+        "prompt_logprobs" => ("log probabilities of a prompt need", ""),
+        "prompt_embeds" => ("a prompt of embeddings needs", ""),
+        "beam_search" => ("a beam search needs", ""),
+        "truncated_prompt" => ("a prompt that is to be truncated needs", ""),
+        _ => ("this endpoint needs", ""),
+    };
+    let message =
+        format!("{what} a worker that can prefill locally, and this fleet has none{instead}");
+    let refusal = Refusal::new(400, message);
+    if why == "choices" { refusal.param("n") } else { refusal }
 }
 
 /// The refusal of a request that waits when the router is to end.

@@ -7,7 +7,7 @@ mod common;
 use common::{json, response};
 use pointsman_wire::body::Limits;
 use pointsman_wire::dialect::{
-    Api, Dialect, Failure, LegContext, LegRequest, Meeting, Order, Request, Sglang, Verdict,
+    Api, Dialect, Failure, LegContext, LegRequest, Meeting, Order, Request, Sglang, Verdict, Vllm,
     verdict,
 };
 use pointsman_wire::discovery::{self, Version};
@@ -103,6 +103,48 @@ fn ranks_stand_in_the_bodies_and_in_the_room() {
     let (_, decode) = together(&request, &meeting(5, 8), &p, &LEG);
     assert_eq!(decode["disagg_prefill_dp_rank"], json!(3));
     assert!(decode.get("routed_dp_rank").is_none());
+}
+
+#[test]
+fn each_prompt_of_a_batch_has_a_room_of_its_own_and_both_legs_the_same() {
+    for (api, body) in [
+        (Api::Completions, json!({"prompt": ["a", "b", "c"], "max_tokens": 4})),
+        (Api::Completions, json!({"prompt": [[1, 2], [3], [4]], "stream": true})),
+        (Api::Generate, json!({"text": ["a", "b", "c"], "sampling_params": [{}, {}, {}]})),
+        (Api::Generate, json!({"input_ids": [[1], [2], [3]]})),
+    ] {
+        let request = request(api, &body);
+        assert!(SGLANG.splits_batch(&request), "{body}");
+        let (p, d) = (LegContext { rank: Some(1), ..LEG }, LegContext { rank: Some(0), ..LEG });
+        let (prefill, decode) = together(&request, &meeting(1000, 2), &p, &d);
+        let mut expected = body.clone();
+        expected["bootstrap_host"] = json!("127.0.0.1");
+        expected["bootstrap_port"] = json!(22601);
+        expected["bootstrap_room"] = json!([1001, 1003, 1005]);
+        expected["routed_dp_rank"] = json!(1);
+        assert_eq!(prefill, expected);
+        expected["routed_dp_rank"] = json!(0);
+        expected["disagg_prefill_dp_rank"] = json!(1);
+        assert_eq!(decode, expected);
+    }
+    // One in a list is as one alone: the engine takes a room as that of the first.
+    let one = request(Api::Completions, &json!({"prompt": ["a"]}));
+    assert_eq!(together(&one, &meeting(9, 1), &LEG, &LEG).0["bootstrap_room"], json!(9));
+}
+
+#[test]
+fn batches_that_cannot_meet_prompt_by_prompt_are_not_split() {
+    let many = vec!["a"; 5000];
+    for body in [
+        json!({"prompt": ["a", "b"], "n": 2}),
+        json!({"prompt": ["a", "b"], "echo": true, "logprobs": 1}),
+        json!({"prompt": many}),
+    ] {
+        assert!(!SGLANG.splits_batch(&request(Api::Completions, &body)));
+    }
+    let batch = request(Api::Completions, &json!({"prompt": ["a", "b"]}));
+    let vllm = Dialect::Vllm(Vllm::default());
+    assert!(!vllm.splits_batch(&batch) && !Dialect::OpenAi.splits_batch(&batch));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pointsman_brain::{
     Ask, BookingId, Brain, Cause, Decision, End, Factor, Guard, HealthEvent, Held, IslBounding,
     IslGate, Ladder, Leg, Load, Path, Policy, PrefillLoad, Reading, Role, Rule, Settings, Share,
-    Signal, Slot, Time, Try, WorkerSpec,
+    Signal, Slot, Split, Time, Try, WorkerSpec,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -195,7 +195,7 @@ impl World {
             sequences,
             max_new_tokens,
             session,
-            disaggregable: single,
+            split: if single { Split::Yes } else { Split::No },
             ..Ask::new(isl, &held, &tries)
         };
         let before: BTreeMap<u16, Load> =

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pointsman_brain::{
     Ask, Brain, Decision, End, HealthEvent, IslGate, NoPath, Path, Readiness, Rule, Settings,
-    Signal, Slot, WorkerSpec,
+    Signal, Slot, Split, WorkerSpec,
 };
 
 use crate::fleets::*;
@@ -17,7 +17,7 @@ fn down(brain: &mut Brain, slot: u16) {
 
 fn batch(brain: &mut Brain) -> Result<Decision, NoPath> {
     let tries = fresh();
-    brain.decide(&Ask { disaggregable: false, sequences: 4, ..Ask::new(9000, &[], &tries) }, NOW)
+    brain.decide(&Ask { split: Split::No, sequences: 4, ..Ask::new(9000, &[], &tries) }, NOW)
 }
 
 fn wish(brain: &mut Brain, path: Path) -> Result<Decision, NoPath> {
@@ -227,8 +227,30 @@ fn a_batch_that_wishes_to_be_split_is_refused() {
     let mut brain = brain(overridable(Rule::AlwaysLocal), &[prefill(), decode()]);
     let tries = fresh();
     let wish = Some(Path::Remote);
-    let ask = Ask { wish, disaggregable: false, ..Ask::new(10, &[], &tries) };
+    let ask = Ask { wish, split: Split::No, ..Ask::new(10, &[], &tries) };
     assert_eq!(brain.decide(&ask, NOW).unwrap_err(), NoPath::WishRemote);
+}
+
+#[test]
+fn a_batch_that_engines_hand_over_prompt_by_prompt_is_split_where_no_worker_takes_it_whole() {
+    let batch = |brain: &mut Brain| {
+        let tries = fresh();
+        brain.decide(
+            &Ask { split: Split::IfNeeded, sequences: 4, ..Ask::new(9000, &[], &tries) },
+            NOW,
+        )
+    };
+    let settings = || Settings { isl_gate: IslGate::Off, ..with_rule(Rule::AlwaysRemote) };
+    let mut pairs = brain(settings(), &[prefill(), decode_only()]);
+    assert_eq!(took(batch(&mut pairs)), (Path::Remote, 1, "guard_capability"));
+    let mut mixed = brain(settings(), &[prefill(), decode_only(), unified()]);
+    assert_eq!(took(batch(&mut mixed)), (Path::Local, 2, "batch"));
+    // The one that could is down.
+    down(&mut mixed, 2);
+    assert_eq!(took(batch(&mut mixed)), (Path::Remote, 1, "guard_capability"));
+    down(&mut pairs, 0);
+    let refused = batch(&mut pairs).unwrap_err();
+    assert_eq!((refused, refused.is_request_fault()), (NoPath::NoPrefill, false));
 }
 
 #[test]

@@ -83,8 +83,12 @@ fn change(plan: &mut Plan, app: &App, fault: Option<&Action>) {
             plan.sequences.iter_mut().for_each(|sequence| sequence.end_at_once(&app.words));
         }
         Some(Action::OtherRoom) => {
+            if let Some(transfer) = &mut plan.request.kv.transfer_id {
+                transfer.push('x');
+            }
             if let Some(bootstrap) = &mut plan.request.kv.bootstrap {
-                bootstrap.room ^= 1;
+                // Far from those of other prompts.
+                bootstrap.rooms.iter_mut().for_each(|room| *room ^= 1 << 40);
             }
         }
         _ => {}

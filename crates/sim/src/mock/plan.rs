@@ -9,7 +9,7 @@ use super::config::Dialect;
 use super::errors::Failure;
 use super::faults::Leg;
 use super::prompt::{prompts, wanted_call};
-use super::request::{Api, Bootstrap, Request};
+use super::request::{Api, Request};
 use super::side::Remote;
 use super::text::{Answer, Ask, Ending, Words, answer};
 use super::{mooncake, sglang};
@@ -79,10 +79,9 @@ pub(super) fn leg_of(app: &App, request: &Request) -> Leg {
 /// Where the request's params say that its KV is, if they say enough.
 pub(super) fn remote_of(request: &Request) -> Option<Remote> {
     let kv = &request.kv;
-    if let Some(Bootstrap { host, port, room }) = &kv.bootstrap {
-        let (host, engine) = (host.clone(), String::new());
-        let request = room.to_string();
-        return Some(Remote { host, port: *port, engine, request, last_block: 0 });
+    if let Some(bootstrap) = &kv.bootstrap {
+        let (host, port, engine) = (bootstrap.host.clone(), bootstrap.port, String::new());
+        return Some(Remote { host, port, engine, request: bootstrap.room(0), last_block: 0 });
     }
     if let Some(transfer) = &kv.transfer_id {
         let ((host, port), engine) = (kv.bootstrap_addr.clone()?, kv.remote_engine_id.clone()?);
@@ -110,6 +109,9 @@ pub(super) fn plan(
     let (model, lora) = model_of(app, request.model.as_deref())?;
     let prompts = prompts(&request, &app.model, app.config.max_model_len)?;
     let prompts: Vec<Arc<[u32]>> = prompts.into_iter().map(Arc::from).collect();
+    if request.kv.bootstrap.as_ref().is_some_and(|bootstrap| !bootstrap.fits(prompts.len())) {
+        return Err(Failure::bad(None, "bootstrap_room is not of as many prompts".to_owned()));
+    }
     let mut sequences = sequences(app, &request, &prompts);
     if app.config.dialect != Dialect::Vllm && leg_of(app, &request) == Leg::Prefill {
         sequences.iter_mut().for_each(Sequence::keep_first_token);
@@ -239,8 +241,8 @@ impl Plan {
 
     /// The name under which a sequence's KV is pinned.
     pub(super) fn pin_name(&self, sequence: usize, job: JobId) -> String {
-        if let Some(Bootstrap { room, .. }) = &self.request.kv.bootstrap {
-            return room.to_string();
+        if let Some(bootstrap) = &self.request.kv.bootstrap {
+            return bootstrap.room(self.sequences[sequence].prompt);
         }
         if let Some(transfer) = &self.request.kv.transfer_id {
             return transfer.clone();

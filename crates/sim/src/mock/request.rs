@@ -50,7 +50,22 @@ pub(super) struct KvParams {
 pub(super) struct Bootstrap {
     pub(super) host: String,
     pub(super) port: u16,
-    pub(super) room: u64,
+    /// Of each prompt, or of the first.
+    pub(super) rooms: Vec<u64>,
+}
+
+impl Bootstrap {
+    /// The room of a prompt. Where only the first has one, the others have those that follow.
+    pub(super) fn room(&self, prompt: usize) -> String {
+        let room = self.rooms.get(prompt).copied();
+        let first = self.rooms.first().copied().unwrap_or_default();
+        room.unwrap_or(first.wrapping_add(prompt as u64)).to_string()
+    }
+
+    /// Whether these are the rooms of so many prompts.
+    pub(super) fn fits(&self, prompts: usize) -> bool {
+        self.rooms.len() == 1 || self.rooms.len() == prompts
+    }
 }
 
 /// A request after validation, apart from its prompt.

@@ -3,9 +3,12 @@
 //! Dropping a run aborts what is unfinished and releases what it claimed: a client that leaves
 //! frees everything.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use futures_util::future::select_all;
 
 use super::app::App;
 use super::config::{Dialect, LoadFailure, OnViolation};
@@ -16,7 +19,7 @@ use super::ledger::Violation;
 use super::plan::Plan;
 use super::rank::{Tick, Ticks};
 use super::sglang;
-use super::side::{Claim, claim, meet};
+use super::side::{Claim, Remote, claim, meet};
 use crate::engine::{Job, JobId};
 
 /// The next token of one sequence.
@@ -30,7 +33,8 @@ pub(super) struct Run {
     pub(super) app: Arc<App>,
     pub(super) plan: Plan,
     ticks: Option<Ticks>,
-    claim: Option<Claim>,
+    /// Of each prompt that is on its way.
+    claims: Vec<Claim>,
     /// Job of each sequence.
     jobs: Vec<JobId>,
     /// Block names of each sequence.
@@ -39,9 +43,9 @@ pub(super) struct Run {
     unpulled: usize,
     slow: Duration,
     expire: bool,
-    /// SGLang's prefill leg: its token is told when the KV has been handed over.
+    /// SGLang's prefill leg: its tokens are told when the KV has been handed over.
     hands_over: bool,
-    held: Option<Step>,
+    held: VecDeque<Step>,
     _in_flight: InFlight,
 }
 
@@ -65,11 +69,11 @@ impl Run {
         Run {
             expire: matches!(fault, Some(Action::ExpiredKv)),
             hands_over: app.config.dialect == Dialect::Sglang && plan.leg == Leg::Prefill,
-            held: None,
+            held: VecDeque::new(),
             app: app.clone(),
             plan,
             ticks: None,
-            claim: None,
+            claims: Vec::new(),
             jobs: Vec::new(),
             names: Vec::new(),
             unfinished: 0,
@@ -82,7 +86,7 @@ impl Run {
     /// Claims what is needed and submits the sequences.
     pub(super) async fn start(&mut self) -> Result<(), Failure> {
         let mut leg = self.plan.leg;
-        if leg == Leg::Decode && !self.claim_prompt().await? {
+        if leg == Leg::Decode && !self.claim_prompts().await? {
             leg = Leg::Local;
         }
         self.submit(leg)
@@ -98,7 +102,7 @@ impl Run {
                 Tick::Pulled => {
                     self.unpulled -= 1;
                     if self.unpulled == 0 {
-                        self.claim = None;
+                        self.claims.clear();
                     }
                 }
                 Tick::Token => {
@@ -111,34 +115,42 @@ impl Run {
                     if !self.hands_over {
                         return Ok(Some(step));
                     }
-                    self.held = Some(step);
+                    self.held.push_back(step);
                 }
                 Tick::Finished(pinned) => {
                     self.unfinished -= 1;
                     if let Some(blocks) = pinned {
                         self.note_pin(sequence, blocks);
                     }
-                    if self.hands_over {
-                        let name = self.plan.pin_name(sequence, self.jobs[sequence]);
-                        if !self.app.registry.handed_over(&name).await {
-                            return Err(Failure::bootstrap("prefill"));
-                        }
-                        return Ok(self.held.take());
+                    if self.hands_over && self.unfinished == 0 {
+                        self.hand_over().await?;
                     }
                 }
             }
         }
-        Ok(None)
+        Ok(self.held.pop_front())
+    }
+
+    /// Waits until all prompts have been fetched.
+    async fn hand_over(&self) -> Result<(), Failure> {
+        for (sequence, job) in self.jobs.iter().enumerate() {
+            let name = self.plan.pin_name(sequence, *job);
+            if !self.app.registry.handed_over(&name).await {
+                return Err(Failure::bootstrap("prefill"));
+            }
+        }
+        Ok(())
     }
 
     async fn tick(&mut self) -> Result<(u32, Tick), Failure> {
         loop {
             let Some(ticks) = &mut self.ticks else { return Err(Failure::engine_dead()) };
             let lost = async {
-                match &mut self.claim {
-                    Some(claim) => claim.lost().await,
-                    None => std::future::pending().await,
+                if self.claims.is_empty() {
+                    std::future::pending::<()>().await;
                 }
+                let lost = self.claims.iter_mut().map(|claim| Box::pin(claim.lost()));
+                let _any = select_all(lost).await;
             };
             tokio::select! {
                 biased;
@@ -146,22 +158,37 @@ impl Run {
                 () = lost => {}
             }
             // The prefill engine died while its KV was on the way.
-            self.claim = None;
+            self.claims.clear();
             self.abort();
             self.fail_load()?;
             self.submit(Leg::Local)?;
         }
     }
 
-    /// Whether the prompt's KV will be pulled; if not it is computed here.
-    async fn claim_prompt(&mut self) -> Result<bool, Failure> {
-        if self.plan.prompts.len() > 1 {
+    /// Whether the prompts' KV will be pulled; if not they are computed here.
+    async fn claim_prompts(&mut self) -> Result<bool, Failure> {
+        let prompts = self.plan.prompts.len();
+        let rooms = self.plan.request.kv.bootstrap.clone();
+        if prompts > 1 && rooms.is_none() {
             return self.violated(Violation::Batch).map(|()| false);
         }
-        let Some(mut remote) = self.plan.remote.clone() else {
+        let Some(remote) = self.plan.remote.clone() else {
             return self.violated(Violation::Incomplete).map(|()| false);
         };
-        let (tokens, digest) = self.plan.identity(0);
+        for prompt in 0..prompts {
+            let mut remote = remote.clone();
+            if let Some(rooms) = &rooms {
+                remote.request = rooms.room(prompt);
+            }
+            if !self.claim_prompt(remote, prompt).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn claim_prompt(&mut self, mut remote: Remote, prompt: usize) -> Result<bool, Failure> {
+        let (tokens, digest) = self.plan.identity(prompt);
         let app = self.app.clone();
         if self.plan.request.kv.transfer_id.is_none() {
             app.peers.amend(&mut remote);
@@ -178,14 +205,14 @@ impl Run {
             claim(remote.clone(), tokens, digest, &app.tasks, &app.stop).await
         };
         let Ok((verdict, claim)) = claimed else { return self.fail_load().map(|()| false) };
-        self.claim = Some(claim);
+        self.claims.push(claim);
         if verdict != Verdict::OtherEngine {
             self.app.peers.met(remote);
         }
         let violation = match verdict {
             Verdict::Granted => return Ok(true),
             Verdict::OtherEngine | Verdict::NoSuchBlock => {
-                self.claim = None;
+                self.claims.clear();
                 return self.fail_load().map(|()| false);
             }
             Verdict::Unknown => Violation::Unknown,
@@ -240,8 +267,8 @@ impl Run {
     fn submit(&mut self, leg: Leg) -> Result<(), Failure> {
         let jobs: Vec<Job> = self.plan.jobs(&self.app, leg);
         if leg == Leg::Decode {
-            let prompt = self.plan.prompts[0].len() / self.app.config.block_size as usize;
             for job in &jobs {
+                let prompt = (job.prompt_tokens / self.app.config.block_size) as usize;
                 self.app.received(self.plan.rank, &job.content.names[..prompt]);
             }
         }

@@ -24,16 +24,22 @@ const USUAL_PORT: u16 = 8998;
 
 /// The hand-off members of a request.
 pub(super) fn params(members: &Members) -> KvParams {
-    let number = |key: &str| members.get(key).as_ref().and_then(Value::as_u64);
-    let bootstrap = number("bootstrap_room").map(|room| Bootstrap {
-        host: members
-            .get("bootstrap_host")
+    // Each may be a list, with one for each prompt; all of a batch meet in one place here.
+    let list = |key: &str| match members.get(key) {
+        Some(Value::Array(list)) => list,
+        one => one.into_iter().collect(),
+    };
+    let rooms: Option<Vec<u64>> = list("bootstrap_room").iter().map(Value::as_u64).collect();
+    let bootstrap = rooms.filter(|rooms| !rooms.is_empty()).map(|rooms| Bootstrap {
+        host: list("bootstrap_host")
+            .first()
             .and_then(|host| host.as_str().map(str::to_owned))
             .unwrap_or_default(),
-        port: number("bootstrap_port")
-            .and_then(|port| u16::try_from(port).ok())
+        port: list("bootstrap_port")
+            .first()
+            .and_then(|port| u16::try_from(port.as_u64()?).ok())
             .unwrap_or(USUAL_PORT),
-        room,
+        rooms,
     });
     let local = members.get("do_local_prefill") == Some(Value::Bool(true));
     KvParams { bootstrap, do_local_prefill: local, ..KvParams::default() }

@@ -183,6 +183,13 @@ impl Dialect {
         api != Api::Generate || matches!(self, Dialect::Sglang(_))
     }
 
+    /// Whether it can split this request of several prompts, each of which has a hand-off of its own.
+    pub fn splits_batch(&self, request: &Request) -> bool {
+        matches!(self, Dialect::Sglang(_))
+            && request.prompts() <= sglang::MOST_PROMPTS
+            && request.each_disaggregable().is_ok()
+    }
+
     /// Whether it asks for the tokens of a prompt rather than its text on some endpoint.
     pub fn takes_ids(&self) -> Takes {
         match self {

@@ -135,18 +135,32 @@ impl Request {
         }
     }
 
+    /// How many prompts it has.
+    pub fn prompts(&self) -> usize {
+        let at: &[&str] = match self.api {
+            Api::Completions => &["prompt"],
+            Api::Generate => &["text", "input_ids"],
+            Api::Chat | Api::Other => &[],
+        };
+        at.iter().map(|name| prompts_at(&self.body, name)).fold(1, usize::max)
+    }
+
     /// How many answers each prompt gets, 1 unless set.
     pub fn choices(&self) -> u32 {
-        match self.sampling() {
-            Some(sampling) => sampling.number("n").unwrap_or(1).max(1),
-            None => self.body.n(),
+        match self.api {
+            Api::Generate => {
+                self.sampling().filter_map(|sampling| sampling.number("n")).fold(1, u32::max)
+            }
+            _ => self.body.n(),
         }
     }
 
-    /// `sampling_params` of SGLang's own endpoint.
-    fn sampling(&self) -> Option<Object<'_>> {
-        let raw = self.body.raw("sampling_params").filter(|_| self.api == Api::Generate)?;
-        Object::parse(raw)
+    /// `sampling_params` of SGLang's own endpoint: one object, or one for each prompt.
+    fn sampling(&self) -> impl Iterator<Item = Object<'_>> {
+        let raw = self.body.raw("sampling_params").filter(|_| self.api == Api::Generate);
+        let one = raw.and_then(Object::parse);
+        let each = raw.and_then(|raw| json::array(raw).ok()).into_iter().flatten();
+        one.into_iter().chain(each.filter_map(|raw| Object::parse(raw.ok()?)))
     }
 
     /// Whether the prompt's tokens can stand for it: a completion's text, or a chat of messages alone.
@@ -167,8 +181,8 @@ impl Request {
         const GENERATE_DEFAULT: u32 = 128;
         match self.api {
             Api::Generate => {
-                let set = self.sampling().and_then(|sampling| sampling.number("max_new_tokens"));
-                Some(set.unwrap_or(GENERATE_DEFAULT))
+                let set = self.sampling().filter_map(|sampling| sampling.number("max_new_tokens"));
+                Some(set.max().unwrap_or(GENERATE_DEFAULT))
             }
             Api::Completions => Some(self.body.max_tokens().unwrap_or(COMPLETION_DEFAULT)),
             Api::Chat => self.body.max_tokens(),
@@ -176,26 +190,24 @@ impl Request {
         }
     }
 
-    /// Whether prefill and decode may run on different workers; if not, why (a short label).
+    /// Whether prefill and decode may run on different workers; if not, why (a short label). One
+    /// hand-off is of one prompt: with a batch it kills vLLM.
+    pub fn disaggregable(&self) -> Result<(), &'static str> {
+        if self.prompts() > 1 { Err("batch") } else { self.each_disaggregable() }
+    }
+
+    /// The same of each prompt by itself, where every one has a hand-off of its own.
     ///
     /// Several choices may not: one hand-off is for one sequence. vLLM has each of them pull for itself
     /// and frees the prefill worker's copy after the first pull, so that one that starts later, for want
     /// of blocks on the decode worker, pulls the last, partial block from memory that may hold something
-    /// else by then (read in its sources, not seen); the others refuse.
-    pub fn disaggregable(&self) -> Result<(), &'static str> {
+    /// else by then (read in its sources, not seen). SGLang lets all of them wait in one room, where they
+    /// hang (its issues 24223, 26486, 30723); TensorRT-LLM refuses them.
+    pub fn each_disaggregable(&self) -> Result<(), &'static str> {
         let body = &self.body;
         let on = |name| body.flag(name).unwrap_or(false);
         if self.api == Api::Other {
             return Err("not_generation");
-        }
-        // One hand-off is of one prompt; with a batch it kills the engine.
-        let prompts: &[&str] = match self.api {
-            Api::Completions => &["prompt"],
-            Api::Generate => &["text", "input_ids"],
-            Api::Chat | Api::Other => &[],
-        };
-        if prompts.iter().any(|name| several_prompts(body, name)) {
-            return Err("batch");
         }
         if self.choices() > 1 {
             return Err("choices");
@@ -229,8 +241,10 @@ impl Request {
 /// What of SGLang's own endpoint needs the whole prompt in one place.
 fn native_disaggregable(body: &Body) -> Result<(), &'static str> {
     // The decode worker has no log-probabilities of a prompt that it did not compute.
+    let lists = |name| body.raw(name).is_some_and(|raw| raw.starts_with('['));
     let from = body.integer("logprob_start_len").unwrap_or(-1);
-    if body.flag("return_logprob").unwrap_or(false) && from >= 0 {
+    let asked = body.flag("return_logprob").unwrap_or(false) || lists("return_logprob");
+    if asked && (from >= 0 || lists("logprob_start_len")) {
         return Err("prompt_logprobs");
     }
     if body.has("input_embeds") {
@@ -251,11 +265,13 @@ fn encoder_handles(sent: &Body) -> Vec<(&'static str, String)> {
     ENCODER_HANDLES.iter().filter_map(handle).collect()
 }
 
-fn several_prompts(body: &Body, name: &str) -> bool {
-    let Some(list) = body.raw(name).filter(|raw| raw.starts_with('[')) else { return false };
-    let Ok(mut items) = json::array(list) else { return false };
-    let Some(Ok(first)) = items.next() else { return false };
-    first.starts_with(['[', '"']) && items.next().is_some()
+fn prompts_at(body: &Body, name: &str) -> usize {
+    let Some(list) = body.raw(name).filter(|raw| raw.starts_with('[')) else { return 1 };
+    let Ok(mut items) = json::array(list) else { return 1 };
+    match items.next() {
+        Some(Ok(first)) if first.starts_with(['[', '"']) => 1 + items.count(),
+        _ => 1,
+    }
 }
 
 /// The body without reserved members; None if it has none.
@@ -372,6 +388,16 @@ mod tests {
         assert_eq!((ids.max_new_tokens(), ids.choices()), (Some(128), 1));
         assert_eq!(generate(r#"{"text":["a","b"]}"#).disaggregable(), Err("batch"));
         assert_eq!(generate(r#"{"input_ids":[[1],[2]]}"#).disaggregable(), Err("batch"));
+        let batch = generate(
+            r#"{"text":["a","b","c"],"sampling_params":[{"n":1,"max_new_tokens":4},{"max_new_tokens":9},{}]}"#,
+        );
+        assert_eq!((batch.prompts(), batch.choices(), batch.max_new_tokens()), (3, 1, Some(9)));
+        assert_eq!(batch.each_disaggregable(), Ok(()));
+        let two = generate(r#"{"text":["a","b"],"sampling_params":[{},{"n":2}]}"#);
+        assert_eq!((two.choices(), two.each_disaggregable()), (2, Err("choices")));
+        let listed =
+            r#"{"text":["a","b"],"return_logprob":[true,false],"logprob_start_len":[0,-1]}"#;
+        assert_eq!(generate(listed).each_disaggregable(), Err("prompt_logprobs"));
         assert_eq!(generate(r#"{"input_embeds":[[0.5]]}"#).disaggregable(), Err("prompt_embeds"));
         let logprobs = r#"{"text":"a","return_logprob":true,"logprob_start_len":0}"#;
         assert_eq!(generate(logprobs).disaggregable(), Err("prompt_logprobs"));

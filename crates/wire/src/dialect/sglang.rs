@@ -3,6 +3,8 @@
 //! The decode worker's answer is the client's; the prefill worker's is one token of it and is drained.
 //! Neither may be left alone: whoever waits for a partner that is gone does so for minutes.
 
+use std::fmt::Write as _;
+
 use super::{Api, LegContext, LegRequest, Meeting, Request, ids_json};
 use crate::splice::Edit;
 
@@ -14,23 +16,24 @@ pub struct Sglang {
     pub asks_for_local: bool,
 }
 
+/// Prompts of a batch that is split; what is added to its legs grows with them.
+pub(super) const MOST_PROMPTS: usize = 4096;
+
 /// Rooms are below this: SGLang keeps them as signed 64-bit numbers.
 pub const ROOM_BITS: u32 = 63;
 
 impl Meeting<'_> {
-    /// The room, so that what is left of it by the prefill worker's ranks is its rank: this is how
-    /// SGLang finds the rank where none is written.
-    fn room_of(&self, rank: Option<u32>) -> u64 {
-        let room = self.number & ((1 << ROOM_BITS) - 1);
-        match (rank, u64::from(self.prefill_ranks.get())) {
-            (Some(rank), ranks @ 2..) => {
-                let first = room - room % ranks;
-                // The topmost group may not be whole.
-                let first = if first + ranks > 1 << ROOM_BITS { first - ranks } else { first };
-                first + u64::from(rank) % ranks
-            }
+    /// A room for each prompt, so that what is left of it by the prefill worker's ranks is its rank:
+    /// this is how SGLang finds the rank where none is written.
+    fn rooms(&self, rank: Option<u32>, prompts: u64) -> impl Iterator<Item = u64> {
+        let ranks = u64::from(self.prefill_ranks.get());
+        let last = (1_u64 << ROOM_BITS).saturating_sub(ranks.saturating_mul(prompts));
+        let room = (self.number & ((1 << ROOM_BITS) - 1)).min(last);
+        let first = match rank {
+            Some(rank) if ranks > 1 => room - room % ranks + u64::from(rank) % ranks,
             _ => room,
-        }
+        };
+        (0..prompts).map(move |prompt| first + prompt * ranks)
     }
 }
 
@@ -45,7 +48,7 @@ impl Sglang {
     ) -> (LegRequest, LegRequest) {
         let host = crate::json::quote(meeting.host);
         let port = meeting.port.to_string();
-        let room = meeting.room_of(prefill.rank).to_string();
+        let room = rooms_json(request, meeting, prefill.rank);
         let edit = |leg: &LegContext<'_>| {
             let mut edit = Edit::new();
             edit.set("bootstrap_host", host.clone());
@@ -72,6 +75,16 @@ impl Sglang {
         with_ids(&mut edit, request, leg);
         send(&edit, request, leg)
     }
+}
+
+/// The room of a prompt; of a batch a list of them. Host and port are those of all.
+fn rooms_json(request: &Request, meeting: &Meeting<'_>, rank: Option<u32>) -> String {
+    let prompts = request.prompts();
+    let mut json = String::new();
+    for (at, room) in meeting.rooms(rank, prompts as u64).enumerate() {
+        let _infallible = write!(json, "{}{room}", if at == 0 { "" } else { "," });
+    }
+    if prompts > 1 { format!("[{json}]") } else { json }
 }
 
 /// Ranks stand in the body.
@@ -110,12 +123,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_room_is_63_bits_wide_and_leads_to_the_rank(number: u64, ranks in 1_u32..300, rank in 0_u32..300) {
+        fn rooms_are_63_bits_wide_differ_and_lead_to_the_rank(
+            number: u64, ranks in 1_u32..300, rank in 0_u32..300, prompts in 1_u64..100,
+        ) {
             let rank = rank % ranks;
-            let meeting = Meeting { host: "h", port: 1, number, prefill_ranks: ranks.try_into().unwrap(), engine_id: None };
-            let room = meeting.room_of((ranks > 1).then_some(rank));
-            prop_assert!(room < 1 << ROOM_BITS);
-            prop_assert!(ranks == 1 || room % u64::from(ranks) == u64::from(rank));
+            for number in [number, u64::MAX] {
+                let meeting = Meeting {
+                    host: "h", port: 1, number, prefill_ranks: ranks.try_into().unwrap(), engine_id: None,
+                };
+                let rooms: Vec<u64> = meeting.rooms((ranks > 1).then_some(rank), prompts).collect();
+                prop_assert_eq!(rooms.len() as u64, prompts);
+                prop_assert!(rooms.is_sorted_by(|a, b| a < b), "{:?}", rooms);
+                for room in rooms {
+                    prop_assert!(room < 1 << ROOM_BITS);
+                    prop_assert!(ranks == 1 || room % u64::from(ranks) == u64::from(rank));
+                }
+            }
         }
     }
 }
