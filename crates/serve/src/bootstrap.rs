@@ -1,7 +1,8 @@
 //! Where decode workers meet a prefill worker, and what its bootstrap server says of its engines.
 //!
-//! Invariant: an engine's name is forgotten when its worker comes up again; until then a server that is
-//! silent for once changes nothing, because decode workers need it only when they first meet an engine.
+//! Invariant: an engine's name is forgotten when its worker goes down or may be another one; until then a
+//! server that is silent for once changes nothing: decode workers ask it only for engines that are new to
+//! them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

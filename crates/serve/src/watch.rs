@@ -55,6 +55,7 @@ impl Watching {
                 biased;
                 () = self.worker.look_again.notified() => {
                     self.up = false;
+                    self.forget_engines();
                     self.look().await;
                 }
                 _ = checks.tick() => self.look().await,
@@ -76,6 +77,8 @@ impl Watching {
             if let Some(engine_ids) = self.engine_ids().await {
                 self.group.amend(&self.worker, |learned| learned.engine_ids = engine_ids);
             }
+        } else {
+            self.forget_engines();
         }
         self.up = passed;
         self.worker.seen.store(true, Ordering::Relaxed);
@@ -131,12 +134,16 @@ impl Watching {
                 self.forget_restored();
             }
         }
-        // Those of an engine that stood here before are worth nothing.
         learned.engine_ids = self.engine_ids().await.unwrap_or_default();
         self.learn(learned);
         if let Some(problem) = bootstrap::problem(&self.worker, None) {
             tracing::warn!(model = self.group.name(), worker = self.worker.name(), "{problem}");
         }
+    }
+
+    /// Whoever answers next may be another engine, of another name.
+    fn forget_engines(&self) {
+        self.group.amend(&self.worker, |learned| learned.engine_ids.clear());
     }
 
     /// What its engines are called, where a bootstrap server tells.

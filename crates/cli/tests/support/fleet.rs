@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use pointsman_sim::mock::{Action, EngineConfig, Fault, Faults, KvSocket, Leg, MockEngine, Role};
+use pointsman_sim::mock::{
+    Action, Connector, EngineConfig, Fault, Faults, KvSocket, Leg, MockEngine, Role,
+};
 use serde_json::{Value, json};
 
 use super::client::{Body, Request};
@@ -88,13 +90,21 @@ impl Spec {
     }
 
     async fn start(self, seed: u64) -> Engine {
-        let engine = EngineConfig { seed, ..self.engine };
+        let mut engine = EngineConfig { seed, ..self.engine };
         let mock = MockEngine::start(engine.clone()).await.expect("the engine starts");
         let valve = self.valve.then(|| Valve::new(mock.addr()));
         let addr = valve.as_ref().map_or(mock.addr(), Valve::addr);
         let mut worker = json!({"url": format!("http://{addr}"), "kv_events": "auto"});
         if let (false, Some(endpoint)) = (self.replays, mock.kv_endpoint()) {
             worker["kv_events"] = json!({"endpoint": endpoint});
+        }
+        if engine.connector == Connector::Mooncake {
+            worker["kv_connector"] = json!("mooncake");
+            if engine.role == Role::Prefill {
+                // It is told, not found: another start has to use it again.
+                engine.bootstrap_port = mock.bootstrap_port();
+                worker["bootstrap_port"] = json!(engine.bootstrap_port);
+            }
         }
         merge(&mut worker, self.worker);
         Engine { name: self.name, mock, worker, config: engine, valve }

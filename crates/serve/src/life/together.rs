@@ -26,6 +26,10 @@ use crate::sight::{self, Scope};
 use crate::upstream::read;
 use crate::{headers, run};
 
+/// How long a prefill leg may still take whose decode leg failed. One that is broken off when its KV is
+/// there, but its answer not yet here, would keep the KV for minutes, and nobody would know.
+const LAST_MOMENT: Duration = Duration::from_millis(250);
+
 /// What came of a prefill leg that failed.
 struct Failed {
     cause: Cause,
@@ -40,23 +44,40 @@ impl From<Cause> for Failed {
 }
 
 /// The prefill leg, which runs by itself. Dropped, it is ended.
-struct Partner(JoinHandle<Result<(), Failed>>);
+struct Partner {
+    leg: JoinHandle<Result<(), Failed>>,
+    /// How it ended, once that has been seen: a task may be asked only once.
+    went_well: Option<bool>,
+}
 
 impl Partner {
     /// Waits until the leg fails; for ever, if it does not.
     async fn failed(&mut self) -> Failed {
-        match (&mut self.0).await {
-            Ok(Err(failed)) => failed,
-            Ok(Ok(())) => std::future::pending().await,
-            // It was ended, or broke in a way that its log tells.
-            Err(_) => Cause::Cut.into(),
+        if self.went_well.is_none() {
+            let ended = (&mut self.leg).await;
+            self.went_well = Some(matches!(ended, Ok(Ok(()))));
+            match ended {
+                Ok(Err(failed)) => return failed,
+                Ok(Ok(())) => {}
+                // It was ended, or broke in a way that its log tells.
+                Err(_) => return Cause::Cut.into(),
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Waits until the leg ends; whether it went well.
+    async fn ended(&mut self) -> bool {
+        match self.went_well {
+            Some(went_well) => went_well,
+            None => matches!((&mut self.leg).await, Ok(Ok(()))),
         }
     }
 }
 
 impl Drop for Partner {
     fn drop(&mut self) {
-        self.0.abort();
+        self.leg.abort();
     }
 }
 
@@ -88,16 +109,13 @@ impl Life {
         let cause = answered.as_ref().err().map(|fault| fault.cause);
         run::handed_over(&self.group, prefill, &plan.rank, cause);
         if answered.is_err() {
-            self.release(prefill, &partner, dialect.left_behind(&meeting));
+            self.abandon(prefill, partner, dialect.left_behind(&meeting));
             return answered;
         }
         self.router.tasks.spawn(async move {
             let mut partner = partner;
-            // Only to drain it: what it says concerns nobody any more. Where it ended before the
-            // decode worker answered, that has been seen, and a task may be asked only once.
-            if !partner.0.is_finished() {
-                let _ended = (&mut partner.0).await;
-            }
+            // Only to drain it: what it says concerns nobody any more.
+            let _ended = partner.ended().await;
         });
         answered
     }
@@ -124,14 +142,17 @@ impl Life {
         }
     }
 
-    /// Frees what a prefill leg that has ended keeps for a decode leg that failed; one that has not is
-    /// ended, and so keeps nothing.
-    fn release(&self, prefill: &Rank, partner: &Partner, left: Option<Handoff>) {
-        if let Some(handoff) = left.filter(|_| partner.0.is_finished()) {
-            let (group, upstream) = (Arc::clone(&self.group), self.router.upstream.clone());
-            let (prefill, model) = (prefill.clone(), self.model.clone());
-            drop(Unused::new(handoff, Instant::now(), prefill, group, upstream, model));
-        }
+    /// Ends a prefill leg whose decode leg failed, and frees what it would keep for that one.
+    fn abandon(&self, prefill: &Rank, mut partner: Partner, left: Option<Handoff>) {
+        let Some(handoff) = left else { return };
+        let (group, upstream) = (Arc::clone(&self.group), self.router.upstream.clone());
+        let (prefill, model) = (prefill.clone(), self.model.clone());
+        self.router.tasks.spawn(async move {
+            let ended = tokio::time::timeout(LAST_MOMENT, partner.ended()).await;
+            if matches!(ended, Ok(true)) {
+                drop(Unused::new(handoff, Instant::now(), prefill, group, upstream, model));
+            }
+        });
     }
 
     /// Starts the prefill leg.
@@ -151,10 +172,11 @@ impl Life {
             scope: self.scope.clone(),
         };
         let until = self.patience.deadline.min((Instant::now() + wait).into());
-        Some(Partner(tokio::spawn(async move {
+        let leg = tokio::spawn(async move {
             let leg = prefilling.run(uri, headers, leg.body, wait);
             tokio::time::timeout_at(until, leg).await.unwrap_or(Err(Cause::Timeout.into()))
-        })))
+        });
+        Some(Partner { leg, went_well: None })
     }
 }
 

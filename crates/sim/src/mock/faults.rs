@@ -75,7 +75,8 @@ pub enum Action {
     ExpiredKv,
     /// The connection is closed right after the reply although it promised keep-alive.
     CloseAfterReply,
-    /// SGLang: the engine waits in another room than the request says.
+    /// SGLang: the engine waits in another room than the request says; MooncakeConnector: it keeps the KV
+    /// under another name.
     OtherRoom,
     /// The first token ends the answer.
     EosAtOnce,

@@ -120,7 +120,7 @@ fn engine_id(config: &EngineConfig, port: u16) -> String {
         a & 0xffff,
         b >> 52,
         b >> 40 & 0xfff,
-        a ^ b & 0xff_ffff
+        (a ^ b) & 0xffff_ffff_ffff
     )
 }
 
