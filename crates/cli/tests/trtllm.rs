@@ -357,6 +357,27 @@ async fn a_gap_in_polled_events_makes_a_worker_count_as_empty() {
 }
 
 #[tokio::test]
+async fn events_of_the_first_rank_count_and_those_of_others_leave_no_gap() {
+    let ranked = |spec: Spec| spec.engine(|engine| engine.ranks = 2);
+    let specs = [ranked(prefill("p0")), decode("d0")];
+    let fleet = Fleet::with(specs, json!({"kv": {"approximate": "off"}})).await;
+    let (elsewhere, here) = (prompt(1, 160), prompt(2, 160));
+    let engine = fleet.get("p0").mock.addr();
+    for (prompt, rank) in [(&elsewhere, "1"), (&here, "0"), (&elsewhere, "1")] {
+        let asked = Request::completion(&completion(prompt, 4, false));
+        let (head, reply) = asked.header("x-data-parallel-rank", rank).json(engine).await;
+        assert_eq!(head.status, 200, "{reply}");
+    }
+    has_overlap(&fleet, &here, "p0", 160).await;
+    assert_eq!(overlap(&fleet, &elsewhere, "p0").await, 0);
+    let metrics = fleet.router.metrics().await;
+    let events =
+        |kind| metrics.count("pointsman_kv_events_total", &[("worker", "p0"), ("kind", kind)]);
+    assert_eq!((events("gap"), events("restart"), events("lost")), (0, 0, 0));
+    assert!(events("skipped") > 0);
+}
+
+#[tokio::test]
 async fn an_engine_that_starts_anew_counts_as_empty() {
     let specs = [prefill("p0"), decode("d0")];
     let fleet = Fleet::with(specs, json!({"kv": {"approximate": "off"}})).await;

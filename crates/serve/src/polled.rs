@@ -81,7 +81,7 @@ impl Poller {
             match self.drain().await {
                 Ok(events) if !events.is_empty() => {
                     pause = PAUSE;
-                    self.take(&events).await;
+                    self.take(events).await;
                 }
                 Ok(_) | Err(Empty::Nothing) => pause = (pause * 2).min(LONGEST_PAUSE),
                 Err(Empty::Lost) => {
@@ -109,7 +109,15 @@ impl Poller {
     }
 
     /// Applies what was drained, after a look at whether anything is missing before or in it.
-    async fn take(&mut self, events: &[PolledEvent]) {
+    async fn take(&mut self, drained: Vec<PolledEvent>) {
+        // Where attention runs data-parallel, each rank numbers its events by itself; a request cannot
+        // be sent to one of them, so that what the others hold is of no use.
+        let (events, others): (Vec<_>, Vec<_>) =
+            drained.into_iter().partition(|event| event.rank.unwrap_or(0) == 0);
+        self.tally.events(&self.router.metrics.kv, "skipped", others.len() as u64);
+        if events.is_empty() {
+            return;
+        }
         let mut from = 0;
         for (at, event) in events.iter().enumerate() {
             if self.next.is_some_and(|next| next != event.id) {
@@ -140,10 +148,8 @@ impl Poller {
     async fn apply(&mut self, events: &[PolledEvent]) {
         let largest = events.iter().filter_map(|event| event.window).max().unwrap_or(0);
         self.window_tokens = self.window_tokens.max(largest);
-        let whole = |event: &&PolledEvent| {
-            event.window.is_none_or(|window| window >= self.window_tokens)
-                && event.rank.unwrap_or(0) == 0
-        };
+        let whole =
+            |event: &&PolledEvent| event.window.is_none_or(|window| window >= self.window_tokens);
         let block_size = self.rank.worker.spec().block_size.get();
         let payload = as_message(events.iter().filter(whole), block_size);
         let skipped = events.iter().filter(|event| !whole(event)).count() as u64;

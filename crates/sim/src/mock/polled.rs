@@ -15,12 +15,14 @@ pub(super) struct Polled {
     received: HashSet<u64>,
     capacity_blocks: u32,
     keep: usize,
+    /// Where attention runs data-parallel. Each rank numbers its events by itself.
+    rank: Option<u32>,
 }
 
 impl Polled {
-    pub(super) fn new(capacity_blocks: u32, keep: usize) -> Polled {
+    pub(super) fn new(capacity_blocks: u32, keep: usize, rank: Option<u32>) -> Polled {
         let (queue, received) = Default::default();
-        let mut polled = Polled { queue, next: 0, received, capacity_blocks, keep };
+        let mut polled = Polled { queue, next: 0, received, capacity_blocks, keep, rank };
         polled.restart();
         polled
     }
@@ -51,7 +53,7 @@ impl Polled {
     }
 
     /// Everything so far, once.
-    pub(super) fn drain(&mut self) -> Value {
+    pub(super) fn drain(&mut self) -> Vec<Value> {
         self.queue.drain(..).collect()
     }
 
@@ -59,7 +61,11 @@ impl Polled {
         if self.queue.len() >= self.keep {
             self.queue.pop_front();
         }
-        self.queue.push_back(json!({"event_id": self.next, "data": data, "window_size": 4096}));
+        let mut event = json!({"event_id": self.next, "data": data, "window_size": 4096});
+        if let Some(rank) = self.rank {
+            event["attention_dp_rank"] = json!(rank);
+        }
+        self.queue.push_back(event);
         self.next += 1;
     }
 

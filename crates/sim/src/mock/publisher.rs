@@ -72,15 +72,15 @@ impl Publisher {
         }
     }
 
-    /// One whose events are asked for.
-    pub(super) fn polled(self, capacity_blocks: u32) -> Publisher {
-        let polled = Polled::new(capacity_blocks, self.settings.buffer_steps);
+    /// One whose events are asked for; they tell their rank if there are several.
+    pub(super) fn polled(self, capacity_blocks: u32, rank: Option<u32>) -> Publisher {
+        let polled = Polled::new(capacity_blocks, self.settings.buffer_steps, rank);
         Publisher { polled: Some(Mutex::new(polled)), ..self }
     }
 
     /// The events since this was last asked for; none where they are published.
-    pub(super) fn drain(&self) -> Option<serde_json::Value> {
-        self.lock_polled().map(|mut polled| polled.drain())
+    pub(super) fn drain(&self) -> Vec<serde_json::Value> {
+        self.lock_polled().map(|mut polled| polled.drain()).unwrap_or_default()
     }
 
     /// Blocks that came from another engine.

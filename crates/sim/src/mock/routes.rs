@@ -166,8 +166,8 @@ fn small(app: &App, path: &str, method: &Method, bytes: &Bytes) -> Reply {
         (Dialect::Trtllm, "/v1/models") => return value(&trtllm::models(app)),
         (Dialect::Trtllm, "/metrics") => return value(&trtllm::iterations(app)),
         (Dialect::Trtllm, "/kv_cache_events") => {
-            let drained = app.publishers.first().and_then(|publisher| publisher.drain());
-            return value(&drained.unwrap_or(json!([])));
+            let drained = app.publishers.iter().flat_map(|publisher| publisher.drain());
+            return value(&drained.collect());
         }
         _ => {}
     }

@@ -136,7 +136,8 @@ fn publishers(config: &EngineConfig) -> Vec<Arc<Publisher>> {
             }
             let publisher = Publisher::new(events, config.block_size, seed);
             Arc::new(match config.dialect {
-                Dialect::Trtllm => publisher.polled(config.capacity_blocks),
+                Dialect::Trtllm => publisher
+                    .polled(config.capacity_blocks, (config.ranks > 1).then_some(u32::from(rank))),
                 Dialect::Vllm | Dialect::Sglang => publisher,
             })
         })
