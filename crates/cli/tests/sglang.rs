@@ -98,6 +98,56 @@ async fn ranks_are_named_to_both_workers() {
 }
 
 #[tokio::test]
+async fn where_decode_workers_meet_a_prefill_worker_can_be_configured() {
+    // Nobody is there: the leg is the thing.
+    let named = prefill("p0").worker(json!({"bootstrap_host": "p0.cluster", "bootstrap_port": 9}));
+    let fleet = Fleet::with([named, decode("d0")], settings(json!({}))).await;
+    let (head, body) = request(1).send(fleet.addr()).await;
+    assert_eq!(head.status, 503, "{body:?}");
+    let sent = &bodies(&fleet, "d0")[0];
+    assert_eq!(
+        (&sent["bootstrap_host"], &sent["bootstrap_port"]),
+        (&json!("p0.cluster"), &json!(9))
+    );
+}
+
+#[tokio::test]
+async fn what_a_decode_worker_fetches_is_what_is_reckoned_with() {
+    let whole = decode("d1").worker(json!({"skips_cached_blocks": false}));
+    let fleet = Fleet::start([prefill("p0"), decode("d0"), whole]).await;
+    let turn = prompt(1, 400);
+    // Both have seen it.
+    for held in ["d0", "d1"] {
+        let other = if held == "d0" { "d1" } else { "d0" };
+        fleet.set_faults(other, Faults { down: true, ..Faults::default() });
+        fleet.set_faults(held, Faults::default());
+        let asked = Request::completion(&completion(&turn, 4, false));
+        let (head, reply) = asked.json(fleet.addr()).await;
+        assert_eq!((head.status, head.worker()), (200, held), "{reply}");
+    }
+    for worker in ["d0", "d1"] {
+        fleet.set_faults(worker, Faults::default());
+    }
+    let asked = Request::post("/v1/pointsman/explain", &completion(&turn, 4, false));
+    wait_until(async || {
+        let (_, record) = asked.json(fleet.addr()).await;
+        let of = |worker: &str, what: &str| {
+            let candidates = record["candidates"].as_array().unwrap().iter();
+            let own = candidates.filter(|candidate| candidate["worker"] == worker);
+            own.map(|own| own.pointer(what).and_then(Value::as_f64).unwrap()).next().unwrap()
+        };
+        let overlaps = [of("d0", "/overlap_tokens"), of("d1", "/overlap_tokens")];
+        if overlaps.iter().any(|tokens| *tokens < 400.0) {
+            return Err(format!("{overlaps:?}"));
+        }
+        let transfers = [of("d0", "/outlook/transfer"), of("d1", "/outlook/transfer")];
+        assert!(transfers[0] < transfers[1], "{transfers:?}: {record}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_client_cannot_name_a_room_of_its_own() {
     let fleet = Fleet::start([prefill("p0"), decode("d0")]).await;
     let mut asked = completion(&prompt(1, 200), 8, false);

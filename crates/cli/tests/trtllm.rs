@@ -144,13 +144,18 @@ async fn a_limit_of_one_token_is_for_the_generation_worker() {
 }
 
 #[tokio::test]
-async fn several_choices_go_local() {
+async fn several_choices_and_several_prompts_go_local() {
     let fleet = Fleet::start([prefill("p0"), decode("d0")]).await;
-    let mut asked = completion(&prompt(1, 200), 4, false);
-    asked["n"] = json!(2);
-    let (head, reply) = Request::completion(&asked).json(fleet.addr()).await;
-    assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d0"), "{reply}");
-    assert_eq!(bodies(&fleet, "d0")[0], asked, "nothing is added");
+    let mut choices = completion(&prompt(1, 200), 4, false);
+    choices["n"] = json!(2);
+    let mut batch = completion(&prompt(1, 200), 4, false);
+    batch["prompt"] = json!([prompt(1, 200), prompt(2, 100)]);
+    for (at, asked) in [choices, batch].into_iter().enumerate() {
+        let (head, reply) = Request::completion(&asked).json(fleet.addr()).await;
+        assert_eq!((head.status, head.path(), head.reason()), (200, "local", "batch"), "{reply}");
+        assert_eq!(reply["choices"].as_array().unwrap().len(), 2, "{reply}");
+        assert_eq!(bodies(&fleet, "d0")[at], asked, "nothing is added");
+    }
     fleet.assert_nothing_leaks().await;
 }
 
@@ -244,6 +249,21 @@ async fn another_decode_worker_goes_on_with_what_was_computed() {
     fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
     assert_eq!(fleet.legs("p0", "prefill"), 1);
     fleet.assert_nothing_leaks().await;
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_dies_with_the_request_is_passed_over_and_its_hand_off_not_used_again()
+{
+    let fleet = Fleet::with([prefill("p0"), decode("d0"), decode("d1")], settings(json!({}))).await;
+    fleet.set_faults("d0", rule(Leg::Decode, Action::CutBeforeHeaders { cut: Cut::Rst }));
+    let asked = completion(&prompt(1, 200), 8, true);
+    let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
+    assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d1"), "{body:?}");
+    fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
+    // It may have been pulled.
+    assert_eq!(bodies(&fleet, "d1"), [asked]);
+    assert_eq!(fleet.failures("decode", "cut").await, 1);
+    fleet.assert_no_violation();
 }
 
 #[tokio::test]

@@ -110,6 +110,19 @@ fn the_generation_leg_carries_every_field_over_and_the_prompt_as_ids() {
 }
 
 #[test]
+fn usage_of_the_context_goes_on_where_the_engine_has_a_place_for_it() {
+    let client = request(Api::Completions, r#"{"prompt":"a b c"}"#);
+    let mut told = answer("length");
+    told["choices"][0]["disaggregated_params"]["ctx_usage"] = Value::Null;
+    told["usage"]["prompt_tokens_details"] = json!({"cached_tokens": 2});
+    let leg = sent(&TRTLLM.decode_leg(&client, &handoff(&told), &LEG));
+    assert_eq!(leg["disaggregated_params"]["ctx_usage"], told["usage"]);
+    // An older protocol forbids what it does not know.
+    let leg = sent(&TRTLLM.decode_leg(&client, &handoff(&answer("length")), &LEG));
+    assert!(leg["disaggregated_params"].get("ctx_usage").is_none());
+}
+
+#[test]
 fn a_chat_keeps_its_messages_beside_the_ids() {
     let client = request(Api::Chat, r#"{"messages":[{"role":"user","content":"a"}]}"#);
     let mut nested = answer("length");

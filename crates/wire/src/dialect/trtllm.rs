@@ -110,13 +110,20 @@ impl Trtllm {
         if params.integer("ctx_request_id").is_none() {
             return protocol("disaggregated_params name no context request");
         }
-        let edited = Edit::new().set("request_type", "\"generation_only\"").apply(&params);
+        let usage = answer.raw("usage");
+        let mut edit = Edit::new();
+        edit.set("request_type", "\"generation_only\"");
+        // Where the engine knows it: what was cached of the prompt, for the usage that the client sees.
+        if let (Some(_), Some(usage)) = (params.raw("ctx_usage"), usage) {
+            edit.set("ctx_usage", usage);
+        }
+        let edited = edit.apply(&params);
         let Ok(params) = Body::parse(edited, &Limits::default()) else {
             return protocol("disaggregated_params cannot be carried over");
         };
         let ids = answer.raw("prompt_token_ids").and_then(one_list);
         let ids = ids.or_else(|| choice.raw("prompt_token_ids").and_then(one_list));
-        let usage = answer.raw("usage").and_then(Object::parse);
+        let usage = usage.and_then(Object::parse);
         Prefill::Handoff(Handoff {
             remote_engine_id: None,
             prompt_tokens: usage.and_then(|usage| usage.number("prompt_tokens")),
