@@ -263,6 +263,31 @@ async fn a_pair_answers_as_the_real_one() {
 }
 
 #[tokio::test]
+async fn the_prompts_of_a_batch_meet_room_by_room() {
+    let (prefill, decode) = pair().await;
+    let port = prefill.bootstrap_port();
+    let leg = |room: Value| {
+        json!({"model": "tiny", "prompt": [common::ids(0, 40), common::ids(50, 70)], "max_tokens": 4,
+            "bootstrap_host": ["127.0.0.1", "127.0.0.1"], "bootstrap_port": [port, port],
+            "bootstrap_room": room})
+    };
+    // A list has a room for each; what is no list is the room of the first (read).
+    for room in [json!([70, 90]), json!(100)] {
+        let (leg, urls) = (leg(room), [prefill.url(), decode.url()]);
+        let (of_prefill, of_decode) =
+            tokio::join!(common::complete(&urls[0], &leg), common::complete(&urls[1], &leg));
+        assert_eq!((of_prefill.status, of_decode.status), (200, 200), "{}", of_decode.text());
+        assert_eq!(of_decode.json()["choices"].as_array().unwrap().len(), 2);
+    }
+    assert_eq!(decode.stats()["violations"], json!([]));
+    until(&prefill, |stats| stats["pins"] == 0).await;
+    let refused = common::complete(&decode.url(), &leg(json!([1, 2, 3]))).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    prefill.stop().await;
+    decode.stop().await;
+}
+
+#[tokio::test]
 async fn a_request_without_a_room_is_refused_by_either() {
     let (prefill, decode) = pair().await;
     let exchange = capture("sglang_pd/bypass_on_decode_without_bootstrap");
