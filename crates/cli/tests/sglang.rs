@@ -528,6 +528,28 @@ async fn the_load_that_a_worker_tells_is_read() {
     fleet.assert_nothing_leaks().await;
 }
 
+#[tokio::test]
+async fn what_computing_and_moving_take_is_learned_though_only_their_end_is_seen() {
+    let timed = |spec: Spec| spec.engine(|engine| engine.speed = 20.0);
+    let fleet = Fleet::start([timed(prefill("p0")), timed(decode("d0"))]).await;
+    assert_eq!(fleet.router.status().await["models"][0]["calibration"]["cold"], true);
+    for seed in 0..35 {
+        let asked = Request::completion(&completion(&prompt(seed, 200), 24, true));
+        let (head, body) = asked.send(fleet.addr()).await;
+        assert_eq!((head.status, head.path()), (200, "remote"), "{body:?}");
+    }
+    let status = fleet.router.status().await;
+    let calibration = &status["models"][0]["calibration"];
+    assert_eq!(calibration["cold"], false, "{calibration}");
+    let constants = calibration["constants"].as_array().unwrap();
+    for (name, pool) in [("a1", json!("prefill")), ("token", Value::Null)] {
+        let learned = constants.iter().find(|c| c["name"] == name && c["pool"] == pool).unwrap();
+        assert_eq!(learned["samples"], 35, "{learned}");
+        assert!(learned["value"].as_f64() < learned["prior"].as_f64(), "{learned}");
+    }
+    fleet.assert_nothing_leaks().await;
+}
+
 /// What `check` says of these engines, each in a role.
 async fn check(engines: &[(&str, &MockEngine)]) -> command::Ended {
     let worker = |(role, engine): &(&str, &MockEngine)| json!({"name": format!("{role}-0"), "role": role, "url": engine.url(), "engine": "sglang"});
