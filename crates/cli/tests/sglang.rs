@@ -545,7 +545,6 @@ async fn what_computing_and_moving_take_is_learned_though_only_their_end_is_seen
     for (name, pool) in [("a1", json!("prefill")), ("token", Value::Null)] {
         let learned = constants.iter().find(|c| c["name"] == name && c["pool"] == pool).unwrap();
         assert_eq!(learned["samples"], 35, "{learned}");
-        assert!(learned["value"].as_f64() < learned["prior"].as_f64(), "{learned}");
     }
     fleet.assert_nothing_leaks().await;
 }
