@@ -153,7 +153,17 @@ class Engine:
             return self.is_healthy()
 
         until(f"{self.name} is up", healthy, START_SECONDS)
+        self._unpin()
         return self
+
+    def _unpin(self) -> None:
+        """Lets it run on all cores: NixlConnector on a CPU ties every engine to the machine's last one."""
+        cores = range(os.cpu_count() or 1)
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(ProcessLookupError, FileNotFoundError):
+                if os.getpgid(int(process.name)) == self.pid:
+                    for thread in process.glob("task/*"):
+                        os.sched_setaffinity(int(thread.name), cores)
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
