@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use crate::shutdown;
 use crate::sources::ConfigArgs;
+use crate::{output, shutdown};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -17,14 +17,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let loaded = args.sources.load(Vec::new())?;
     for notice in &loaded.notices {
-        println!("note: {notice}");
+        output::result(format_args!("note: {notice}\n"))?;
     }
     if args.offline {
-        println!("the configuration is valid; no worker was asked");
+        output::result("the configuration is valid; no worker was asked\n")?;
         return Ok(ExitCode::SUCCESS);
     }
     let findings =
         shutdown::block_on(async { Ok(pointsman_serve::check(loaded.settings).await?) })?;
-    print!("{findings}");
+    output::result(findings.to_string())?;
     Ok(if findings.is_sound() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

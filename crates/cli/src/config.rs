@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::output;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What to print.
@@ -19,8 +21,11 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match args.what {
-        What::Schema => println!("{}", serde_json::to_string_pretty(&pointsman_config::schema())?),
-        What::Reference => print!("{}", pointsman_config::reference()),
+        What::Schema => {
+            let schema = serde_json::to_string_pretty(&pointsman_config::schema())?;
+            output::result(format_args!("{schema}\n"))?;
+        }
+        What::Reference => output::result(pointsman_config::reference())?,
     }
     Ok(ExitCode::SUCCESS)
 }

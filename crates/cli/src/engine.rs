@@ -9,7 +9,8 @@ use pointsman_sim::mock::{
     Connector, Dialect, EngineConfig, Faults, KvEvents, KvSocket, MockEngine, Role,
 };
 
-use crate::shutdown;
+use crate::output::notice;
+use crate::shutdown::{self, Asked};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -101,20 +102,20 @@ enum ConnectorArg {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let config = config(args)?;
     shutdown::block_on(async {
-        let asked = shutdown::asked();
+        let mut asked = Asked::listen()?;
         let engine = MockEngine::start(config).await?;
-        println!("mock engine is ready on {}", engine.url());
+        notice!("mock engine is ready on {}", engine.url());
         if let (Some(events), Some(replay)) = (engine.kv_endpoint(), engine.replay_endpoint()) {
-            println!("  KV events  {events}");
-            println!("  replay     {replay}");
+            notice!("  KV events  {events}");
+            notice!("  replay     {replay}");
         }
         if matches!((args.kv_connector, args.role), (ConnectorArg::Mooncake, RoleArg::Prefill)) {
-            println!("  bootstrap  http://{}:{}/query", args.host, engine.bootstrap_port());
+            notice!("  bootstrap  http://{}:{}/query", args.host, engine.bootstrap_port());
         }
-        println!("  faults     POST {}/mock/faults", engine.control_url());
-        println!("  state      GET {}/mock/stats", engine.control_url());
-        asked.await?;
-        engine.stop().await;
+        notice!("  faults     POST {}/mock/faults", engine.control_url());
+        notice!("  state      GET {}/mock/stats", engine.control_url());
+        asked.next().await;
+        asked.end(engine.stop()).await;
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -1,11 +1,11 @@
 //! `pointsman explain`: what a running router would decide for a request, and why.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::shutdown;
+use crate::{output, shutdown};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -26,11 +26,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let (status, answer) =
         shutdown::block_on(async { Ok(pointsman_serve::client::explain(&args.url, body).await?) })?;
-    // Not `println!`, which panics when the reader has seen enough.
-    let mut out = std::io::stdout().lock();
-    match serde_json::from_slice::<serde_json::Value>(&answer) {
-        Ok(value) => writeln!(out, "{}", serde_json::to_string_pretty(&value)?)?,
-        Err(_) => writeln!(out, "{}", String::from_utf8_lossy(&answer))?,
-    }
+    let told = match serde_json::from_slice::<serde_json::Value>(&answer) {
+        Ok(value) => serde_json::to_string_pretty(&value)?,
+        Err(_) => String::from_utf8_lossy(&answer).into_owned(),
+    };
+    output::result(told + "\n")?;
     Ok(if status == 200 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,7 +1,6 @@
 //! The `pointsman` command.
 //!
 //! Each subcommand is one file; what they do lives in the other crates.
-#![allow(clippy::print_stdout, reason = "a command speaks on standard output")]
 
 mod check;
 mod config;
@@ -9,6 +8,7 @@ mod engine;
 mod explain;
 mod load;
 mod logging;
+mod output;
 mod replay;
 mod report;
 mod serve;

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::output::notice;
+use crate::shutdown::Asked;
 use crate::sources::{ConfigArgs, flag};
 use crate::{logging, shutdown};
 
@@ -28,12 +30,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let loaded = args.sources.load(port.into_iter().chain(address).chain(restore).collect())?;
     logging::start(&loaded.settings.log, &loaded.notices)?;
     shutdown::block_on(async {
-        let asked = shutdown::asked();
+        let mut asked = Asked::listen()?;
         let running = pointsman_serve::start(loaded.settings).await?;
-        println!("pointsman is ready on http://{}", running.addr());
-        asked.await?;
+        notice!("pointsman is ready on http://{}", running.addr());
+        asked.next().await;
         tracing::info!("asked to end: no further requests, running ones may finish");
-        running.stop().await;
+        asked.end(running.stop()).await;
         Ok(ExitCode::SUCCESS)
     })
 }

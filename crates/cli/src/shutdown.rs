@@ -1,20 +1,36 @@
 //! Ctrl-C and SIGTERM.
 
 use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The first signal that asks the process to end. Signals count from this call on, so that one that
-/// comes while the program starts is not lost.
-pub(crate) fn asked() -> impl Future<Output = anyhow::Result<()>> {
-    let interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled");
-    let terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled");
-    async move {
-        let (mut interrupt, mut terminate) = (interrupt?, terminate?);
+/// The signals that ask the process to end.
+pub(crate) struct Asked {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Asked {
+    /// Signals count from this call on, so that one that comes while the program starts is not lost.
+    pub(crate) fn listen() -> anyhow::Result<Asked> {
+        let interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
+        let terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
+        Ok(Asked { interrupt, terminate })
+    }
+
+    /// The next one.
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
         }
-        Ok(())
+    }
+
+    /// Waits for an orderly end, unless a further signal says that there is no time for it.
+    pub(crate) async fn end(mut self, orderly: impl Future<Output = ()>) {
+        tokio::select! {
+            () = orderly => {}
+            () = self.next() => tracing::warn!("asked again: what still runs is cut"),
+        }
     }
 }
 

@@ -7,6 +7,8 @@ use pointsman_config::{File, Sources};
 use pointsman_sim::mock::{EngineConfig, MockEngine, Role};
 use serde_json::{Value, json};
 
+use crate::output::notice;
+use crate::shutdown::Asked;
 use crate::sources::{flag, load, set};
 use crate::{logging, shutdown};
 
@@ -47,7 +49,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "a fleet needs a prefill and a decode engine, or a unified one"
     );
     shutdown::block_on(async {
-        let asked = shutdown::asked();
+        let mut asked = Asked::listen()?;
         let engines = start_engines(args).await?;
         let loaded = load(&Sources {
             file: Some(file(args, &engines)),
@@ -57,11 +59,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         logging::start(&loaded.settings.log, &loaded.notices)?;
         let running = pointsman_serve::start(loaded.settings).await?;
         greet(args, &format!("http://{}", running.addr()), &engines);
-        asked.await?;
-        running.stop().await;
-        for (_, engine) in engines {
-            engine.stop().await;
-        }
+        asked.next().await;
+        asked
+            .end(async {
+                running.stop().await;
+                for (_, engine) in engines {
+                    engine.stop().await;
+                }
+            })
+            .await;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -120,19 +126,19 @@ fn overrides(args: &Args) -> anyhow::Result<Vec<pointsman_config::Override>> {
 }
 
 fn greet(args: &Args, url: &str, engines: &[(String, MockEngine)]) {
-    println!("pointsman is ready on {url}");
+    notice!("pointsman is ready on {url}");
     for (name, engine) in engines {
-        println!("  {name:<10} {}", engine.url());
+        notice!("  {name:<10} {}", engine.url());
     }
-    println!();
-    println!("try:      curl {url}/v1/chat/completions -H 'content-type: application/json' \\");
+    notice!("");
+    notice!("try:      curl {url}/v1/chat/completions -H 'content-type: application/json' \\");
     let body = json!({
         "model": args.model,
         "messages": [{"role": "user", "content": "Which way does this request go?"}],
         "max_tokens": 16,
     });
-    println!("            -d '{body}' -i");
-    println!("metrics:  {url}/metrics");
-    println!("workers:  {url}/v1/pointsman/workers");
-    println!("Ctrl-C ends it.");
+    notice!("            -d '{body}' -i");
+    notice!("metrics:  {url}/metrics");
+    notice!("workers:  {url}/v1/pointsman/workers");
+    notice!("Ctrl-C ends it.");
 }

@@ -150,6 +150,21 @@ async fn up_ends_at_once_and_well_on_either_signal() {
 }
 
 #[tokio::test]
+async fn a_further_signal_does_not_wait_for_what_runs() {
+    let up = Running::start(&["up", "--port", "0"], &[], "Ctrl-C");
+    let addr = up.addr(READY);
+    let body = json!({"model": "mock", "prompt": "go on", "max_tokens": 100_000, "stream": true});
+    let mut stream = Request::completion(&body).open(addr).await;
+    assert_eq!(stream.head().await.status, 200);
+    up.signal("INT");
+    support::wait_for("it takes no connections", async || connect(addr).await.err()).await;
+    let (status, took, log) = up.end("INT");
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(took < AT_ONCE, "it took {took:?}\n{log}");
+    assert!(log.contains("asked again"), "{log}");
+}
+
+#[tokio::test]
 async fn serve_and_engine_end_at_once_and_well_on_either_signal() {
     for signal in ["INT", "TERM"] {
         let unified = engine(&["--role", "unified"]);

@@ -63,6 +63,17 @@ fn each_row_of_the_json_has_exactly_these_keys() {
 }
 
 #[test]
+fn results_that_nobody_can_read_are_an_error() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a full device");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(["replay", &trace(CODE), "--policies", "always_local"]).stdout(full);
+    let ended = command.output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output cannot be written"), "{said}");
+}
+
+#[test]
 fn equal_commands_give_equal_results_and_another_seed_others() {
     let more = ["--policies", "predicted,isl_or_load", "--seeds", "2", "--json", "--jobs"];
     let with = |jobs| replay(&[CONVERSATION, SESSIONS], &[&more[..], &[jobs]].concat());

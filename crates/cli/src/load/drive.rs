@@ -62,7 +62,7 @@ struct Ended {
 pub(super) async fn run(
     plan: Plan,
     target: Target,
-    asked: impl Future<Output = anyhow::Result<()>>,
+    asked: impl Future<Output = ()>,
 ) -> anyhow::Result<Seen> {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed_precise} {msg}")?;
     let bar = ProgressBar::new(plan.count as u64).with_style(style);
@@ -75,8 +75,7 @@ pub(super) async fn run(
         }
         let room = load.under_way.len() < load.plan.concurrency;
         tokio::select! {
-            result = &mut asked => {
-                result?;
+            () = &mut asked => {
                 load.seen.interrupted = true;
                 break;
             }

@@ -12,8 +12,9 @@ use pointsman_sim::profile::Profile;
 use pointsman_sim::replay::Summary;
 use pointsman_sim::trace;
 
+use crate::output;
 use crate::report::{self, Row};
-use crate::shutdown;
+use crate::shutdown::{self, Asked};
 use client::Target;
 
 /// Exit code after SIGINT, as shells give it.
@@ -85,8 +86,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         concurrency: args.concurrency as usize,
     };
     let seen = shutdown::block_on(async {
-        let asked = shutdown::asked();
-        drive::run(plan, target, asked).await
+        let mut asked = Asked::listen()?;
+        drive::run(plan, target, asked.next()).await
     })?;
     tell(args, &seen)?;
     let any = seen.served.iter().any(|served| served.finished);
@@ -109,9 +110,9 @@ fn tell(args: &Args, seen: &drive::Seen) -> anyhow::Result<()> {
         served: seen.served.clone(),
     }];
     if args.json {
-        println!("{}", report::json(&rows));
+        output::result(format_args!("{}\n", report::json(&rows)))?;
     } else {
-        print!("{}", report::table(&rows));
+        output::result(report::table(&rows))?;
     }
     if let Some(error) = rows[0].summary.ttft_error_median {
         eprintln!("half of the predicted TTFTs were within {:.1} % of what came", error * 100.0);

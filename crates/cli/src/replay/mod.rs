@@ -11,7 +11,7 @@ use pointsman_sim::profile::Profile;
 use pointsman_sim::replay::{Faults, FleetShape, Kill, Scenario, Slow, Workload};
 use pointsman_sim::trace;
 
-use crate::report;
+use crate::{output, report};
 use policies::{Named, RoutingArgs};
 
 /// Seeds of one command at most.
@@ -118,9 +118,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let results = work::run(&plan)?;
     if args.json {
-        println!("{}", report::json(&results));
+        output::result(format_args!("{}\n", report::json(&results)))?;
     } else {
-        print!("{}", report::table(&results));
+        output::result(report::table(&results))?;
     }
     if let Some(path) = &args.report {
         let about = about(args, &plan.policies);

@@ -135,13 +135,23 @@ impl Running {
     /// # Panics
     /// When it does not end.
     pub fn end(mut self, signal: &str) -> (ExitStatus, Duration, String) {
-        let kill = format!("kill -{signal} {}", self.child.id());
         let asked = Instant::now();
-        let sent = Command::new("sh").args(["-c", &kill]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "the process is there");
+        self.signal(signal);
         let status = ended(&mut self.child, PATIENCE).expect("it ends when asked");
         let took = asked.elapsed();
         (status, took, self.err.recv().unwrap_or_default())
+    }
+}
+
+impl Running {
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn signal(&self, signal: &str) {
+        let kill = format!("kill -{signal} {}", self.child.id());
+        let sent = Command::new("sh").args(["-c", &kill]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "the process is there");
     }
 }
 
