@@ -4,6 +4,7 @@
 
 mod ask;
 mod brain;
+mod bucket;
 mod candidates;
 mod cost;
 mod decision;
@@ -35,6 +36,7 @@ mod why;
 
 pub use ask::{Ask, Split, Wait};
 pub use brain::Brain;
+pub use bucket::Bucket;
 pub use decision::{Decision, NoPath, Shadows};
 pub use flags::{Flag, Set};
 pub use fleet::{DecodeTotals, Held, Path, PrefillTotals, Reading, Role, Slot, WorkerSpec};

@@ -6,6 +6,7 @@ mod check;
 mod config;
 mod engine;
 mod explain;
+mod key;
 mod load;
 mod logging;
 mod output;
@@ -47,6 +48,8 @@ enum Command {
     Explain(explain::Args),
     /// Print the configuration's schema or reference page.
     Config(config::Args),
+    /// Make an API key, for a client or the administration, and the hash that the configuration wants.
+    Key(key::Args),
 }
 
 fn main() -> ExitCode {
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Config(args) => config::run(&args),
+        Command::Key(args) => key::run(&args),
     };
     match result {
         Ok(code) => code,

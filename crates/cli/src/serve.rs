@@ -30,10 +30,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let loaded = args.sources.load(port.into_iter().chain(address).chain(restore).collect())?;
     logging::start(&loaded.settings.log, &loaded.notices)?;
     shutdown::block_on(async {
-        let mut asked = Asked::listen()?;
+        let (mut asked, hangups) = (Asked::listen()?, shutdown::hangups()?);
         let running = pointsman_serve::start(loaded.settings).await?;
-        notice!("pointsman is ready on http://{}", running.addr());
-        asked.next().await;
+        notice!("pointsman is ready on {}", running.url());
+        if let Some(addr) = running.admin_addr() {
+            notice!("metrics and administration are on {addr}");
+        }
+        tokio::select! {
+            () = asked.next() => {}
+            () = shutdown::at_each(hangups, || running.reload_certificates()) => {}
+        }
         tracing::info!("asked to end: no further requests, running ones may finish");
         asked.end(running.stop()).await;
         Ok(ExitCode::SUCCESS)

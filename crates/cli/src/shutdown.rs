@@ -34,6 +34,19 @@ impl Asked {
     }
 }
 
+/// SIGHUPs from this call on.
+pub(crate) fn hangups() -> anyhow::Result<Signal> {
+    signal(SignalKind::hangup()).context("SIGHUP cannot be handled")
+}
+
+/// Calls `each` at each signal, for ever.
+pub(crate) async fn at_each(mut signals: Signal, each: impl Fn()) {
+    while signals.recv().await.is_some() {
+        each();
+    }
+    std::future::pending().await
+}
+
 /// How long work that cannot be cancelled may go on at the end.
 const LAST_WORK: std::time::Duration = std::time::Duration::from_millis(500);
 

@@ -17,6 +17,14 @@ pub use pointsman_brain::Role;
 pub struct Settings {
     /// Where the API is served.
     pub listen: SocketAddr,
+    /// What it is served with; `None` = plain HTTP.
+    pub listen_tls: Option<ListenTls>,
+    /// Who may use it; `None` = everybody.
+    pub auth: Option<Vec<ClientKey>>,
+    /// Where metrics, status and worker API are served apart; `None` = beside the API.
+    pub admin: Option<AdminListen>,
+    /// The key that status and worker API want; `None` = none.
+    pub admin_key: Option<KeyHash>,
     /// The models in the order written. Names, aliases and adapters are unique over all of them.
     pub models: Vec<Model>,
     /// Bounds on size and number.
@@ -47,6 +55,55 @@ pub struct Settings {
     pub index_snapshot: bool,
     /// How long running requests may take to end after SIGTERM.
     pub shutdown_grace: Duration,
+}
+
+/// SHA-256 of an API key.
+pub type KeyHash = [u8; 32];
+
+/// Certificate and key of a listener, as PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenTls {
+    /// The certificate and those between it and its root.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authorities of clients' certificates; `None` = clients need none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// A listener of its own for metrics, status and worker API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminListen {
+    /// Where.
+    pub addr: SocketAddr,
+    /// With what; `None` = plain HTTP.
+    pub tls: Option<ListenTls>,
+}
+
+/// Trust between the router and workers with `https://` URLs, as PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTls {
+    /// The authorities of workers' certificates; `None` = the public ones.
+    pub ca: Option<PathBuf>,
+    /// Certificate and private key to show to workers.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// One client's key and what it may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientKey {
+    /// Unique, as is the hash.
+    pub name: String,
+    /// What the key is known by.
+    pub sha256: KeyHash,
+    /// Names of models; `None` = all.
+    pub models: Option<Vec<String>>,
+    /// Requests a minute.
+    pub requests_per_minute: Option<NonZeroU32>,
+    /// Tokens a minute, of prompts and replies.
+    pub tokens_per_minute: Option<NonZeroU32>,
+    /// Requests at once.
+    pub max_in_flight: Option<NonZeroU32>,
 }
 
 /// One base model and everything that serves it.
@@ -120,7 +177,7 @@ pub enum Session {
 pub struct Worker {
     /// Unique over all models; host, port and base path where none was written.
     pub name: String,
-    /// `http://host[:port][/base]`, without a trailing slash after the base, query or user.
+    /// `http[s]://host[:port][/base]`, without a trailing slash after the base, query or user.
     pub url: http::Uri,
     /// What it is for.
     pub role: Role,
@@ -316,12 +373,14 @@ pub struct Timeouts {
 }
 
 /// Connections to the engines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
     /// How long an unused connection is kept; below the engines' own 5 s.
     pub idle: Duration,
     /// Unused connections kept per worker.
     pub max_idle_per_worker: usize,
+    /// Trust in workers with `https://` URLs.
+    pub tls: UpstreamTls,
 }
 
 /// Active health checks.

@@ -153,13 +153,13 @@ fn workers(router: &Router) -> Vec<Value> {
             let views: Vec<WorkerView> = group.brain().workers().collect();
             views
                 .iter()
-                .filter_map(|view| Some(worker(group, roster.get(view.slot)?, view)))
+                .filter_map(|view| Some(worker(router, group, roster.get(view.slot)?, view)))
                 .collect::<Vec<_>>()
         })
         .collect()
 }
 
-fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
+fn worker(router: &Router, group: &Group, rank: &Rank, view: &WorkerView) -> Value {
     let s = &rank.worker.settings;
     let learned = rank.worker.learned.load();
     let now = group.now();
@@ -185,7 +185,10 @@ fn worker(group: &Group, rank: &Rank, view: &WorkerView) -> Value {
         "serves": learned.models.iter().map(|model| &model.id).collect::<Vec<_>>(),
         "engine": s.engine.as_str(),
         "capabilities": Capabilities::of(&rank.worker),
-        "problem": bootstrap::problem(&rank.worker, rank.rank),
+        "problem": router
+            .upstream
+            .trouble(&s.url)
+            .or_else(|| bootstrap::problem(&rank.worker, rank.rank)),
         "version": learned.version.map(|v| format!("{}.{}.{}", v.0, v.1, v.2)),
     })
 }

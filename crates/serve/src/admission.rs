@@ -7,6 +7,8 @@ use std::time::Instant;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
+use crate::auth::Client;
+
 /// Counts requests in the router.
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -20,6 +22,8 @@ pub(crate) struct Ticket {
     inside: Arc<AtomicUsize>,
     started: Instant,
     shown: Option<(Gauge, Histogram)>,
+    /// Whose request it is, where clients have keys; its place goes with this one.
+    pub(crate) client: Option<Client>,
 }
 
 impl Gate {
@@ -29,8 +33,12 @@ impl Gate {
 
     /// A place, if there is one.
     pub(crate) fn enter(&self) -> Option<Ticket> {
-        let ticket =
-            Ticket { inside: Arc::clone(&self.inside), started: Instant::now(), shown: None };
+        let ticket = Ticket {
+            inside: Arc::clone(&self.inside),
+            started: Instant::now(),
+            shown: None,
+            client: None,
+        };
         // Taken first and given back by the ticket's drop, so that two cannot share the last place.
         let before = self.inside.fetch_add(1, Ordering::Relaxed);
         (before < self.limit).then_some(ticket)

@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use http::{HeaderValue, Method, Request, header};
+use http::{HeaderMap, HeaderValue, Method, Request, header};
 use hyper::body::Incoming;
 use pointsman_wire::dialect::Api;
 use pointsman_wire::openai::{self, ModelCard};
 use serde_json::json;
 
+use crate::auth::{self, Allowed, Known};
 use crate::error::{Refusal, Reply, json, whole};
 use crate::fleet::Group;
+use crate::listener::Serves;
 use crate::router::Router;
-use crate::{admin, life};
+use crate::{admin, life, report};
 
 /// The content type of Prometheus text.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -38,13 +40,36 @@ const PASSED_ON: [&str; 16] = [
 ];
 
 /// Answers one request.
-pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> Reply {
-    let (head, body) = request.into_parts();
-    let path = head.uri.path();
-    if let Some(rest) = path.strip_prefix("/v1/pointsman/") {
-        let rest = rest.to_owned();
-        return admin::answer(&router, &rest, head, body).await;
+pub(crate) async fn answer(
+    router: Arc<Router>,
+    serves: Serves,
+    request: Request<Incoming>,
+) -> Reply {
+    let (mut head, body) = request.into_parts();
+    let uri = head.uri.clone();
+    let path = uri.path();
+    let open = matches!(path, "/health" | "/live" | "/ready");
+    let administration = path == "/metrics" || path.starts_with("/v1/pointsman/");
+    if !open && serves != Serves::All && administration != (serves == Serves::Admin) {
+        return not_found(path);
     }
+    if let Some(rest) = path.strip_prefix("/v1/pointsman/") {
+        return match admin_may(&router, serves, &mut head.headers) {
+            Ok(()) => admin::answer(&router, rest, head, body).await,
+            Err(refusal) => refusal.reply(),
+        };
+    }
+    let known = match &router.keys {
+        Some(keys) if !open && !administration => match keys.client(&mut head.headers) {
+            Ok(known) => Some(known),
+            Err(refusal) => {
+                report::limit(&router, "api_key");
+                return report::refused(&router, report::endpoint(&uri), None, &refusal);
+            }
+        },
+        _ => None,
+    };
+    let allowed = known.as_ref().map_or(Allowed::ALL, Known::allowed);
     let api = match path {
         "/health" | "/live" => {
             return only(&Method::GET, &head.method, || json(200, r#"{"status":"live"}"#));
@@ -55,7 +80,7 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
                 whole(200, METRICS_TYPE, router.metrics_text())
             });
         }
-        "/v1/models" => return only(&Method::GET, &head.method, || models(&router)),
+        "/v1/models" => return only(&Method::GET, &head.method, || models(&router, allowed)),
         "/v1/completions" => Api::Completions,
         "/v1/chat/completions" => Api::Chat,
         "/generate" => Api::Generate,
@@ -63,7 +88,7 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
         _ => match path.strip_prefix("/v1/models/") {
             Some(name) => {
                 let name = admin::decoded(name);
-                return only(&Method::GET, &head.method, || model(&router, &name));
+                return only(&Method::GET, &head.method, || model(&router, &name, allowed));
             }
             None => return not_found(path),
         },
@@ -71,7 +96,26 @@ pub(crate) async fn answer(router: Arc<Router>, request: Request<Incoming>) -> R
     if head.method != Method::POST {
         return wrong_method(&Method::POST);
     }
-    life::serve(router, api, head, body).await
+    let client = match known.map(Known::enter).transpose() {
+        Ok(client) => client,
+        Err((limit, refusal)) => {
+            report::limit(&router, limit);
+            return report::refused(&router, report::endpoint(&uri), None, &refusal);
+        }
+    };
+    life::serve(router, api, head, body, client).await
+}
+
+/// Whether the bearer may see and change the router's state. Where clients have keys, their port does not
+/// show it to everybody.
+fn admin_may(router: &Router, serves: Serves, head: &mut HeaderMap) -> Result<(), Refusal> {
+    match &router.settings.admin_key {
+        Some(wanted) => auth::bears(head, wanted),
+        None if router.keys.is_some() && serves == Serves::All => Err(auth::unauthorized(
+            "closed to clients: set `admin.key_sha256`, or serve it apart with `admin.listen`",
+        )),
+        None => Ok(()),
+    }
 }
 
 fn only(wanted: &Method, method: &Method, answer: impl FnOnce() -> Reply) -> Reply {
@@ -158,14 +202,21 @@ fn shortest_context(group: &Group) -> Option<u32> {
         .min()
 }
 
-fn models(router: &Router) -> Reply {
-    let names: Vec<Named> = router.fleet.groups.iter().flat_map(|group| names(group)).collect();
+fn models(router: &Router, allowed: Allowed<'_>) -> Reply {
+    let names: Vec<Named> = allowed_names(router, allowed).collect();
     json(200, openai::models(names.iter().map(Named::card)))
 }
 
-fn model(router: &Router, name: &str) -> Reply {
-    let mut names = router.fleet.groups.iter().flat_map(|group| names(group));
-    match names.find(|named| named.id == name) {
+/// The names that somebody may use.
+fn allowed_names<'a>(router: &'a Router, allowed: Allowed<'a>) -> impl Iterator<Item = Named> + 'a {
+    router.fleet.groups.iter().flat_map(move |group| {
+        let may = move |named: &Named| allowed.covers(&named.id, group.base_of(&named.id));
+        names(group).into_iter().filter(may)
+    })
+}
+
+fn model(router: &Router, name: &str, allowed: Allowed<'_>) -> Reply {
+    match allowed_names(router, allowed).find(|named| named.id == name) {
         Some(named) => json(200, openai::model(&named.card())),
         None => Refusal::no_model(name).reply(),
     }

@@ -10,8 +10,9 @@ use crate::bootstrap;
 use crate::capabilities::Capabilities;
 use crate::fleet::{Group, Worker};
 use crate::prompt::Tokenizer;
+use crate::router::Router;
 use crate::start::{StartError, assemble};
-use crate::watch;
+use crate::{listener, watch};
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -57,18 +58,19 @@ impl fmt::Display for Findings {
 
 /// Asks every worker once and reports.
 pub async fn check(settings: Settings) -> Result<Findings, StartError> {
+    let _usable = listener::doors(&settings)?;
     let router = Arc::new(assemble(settings, None)?);
     router.look_at_configured_workers()?;
     watch::first_look(&router).await;
     let mut findings = Findings::default();
     for group in &router.fleet.groups {
-        check_group(group, &mut findings);
+        check_group(&router, group, &mut findings);
     }
     router.end().await;
     Ok(findings)
 }
 
-fn check_group(group: &Group, findings: &mut Findings) {
+fn check_group(router: &Router, group: &Group, findings: &mut Findings) {
     let brain = group.brain();
     findings.say(format!(
         "model {}  (policy {})",
@@ -83,6 +85,11 @@ fn check_group(group: &Group, findings: &mut Findings) {
         let up = conditions
             .iter()
             .any(|(slot, condition)| worker.slots.contains(slot) && *condition == Condition::Up);
+        if let Some(trouble) = router.upstream.trouble(&worker.settings.url) {
+            findings.say(worker_line(worker));
+            findings.problem(trouble);
+            continue;
+        }
         check_worker(group, worker, up, findings);
     }
     if let Tokenizer::Local(model) = &group.tokenizer {
@@ -102,17 +109,17 @@ fn check_group(group: &Group, findings: &mut Findings) {
     }
 }
 
+fn worker_line(worker: &Worker) -> String {
+    let (s, version) = (&worker.settings, worker.learned.load().version);
+    let version = version.map_or(String::new(), |v| format!(" {}.{}.{}", v.0, v.1, v.2));
+    let (role, engine) = (s.role.as_str(), s.engine.as_str());
+    format!("  {role:<8} {}  {}  {engine}{version}", worker.name(), s.url)
+}
+
 fn check_worker(group: &Group, worker: &Worker, up: bool, findings: &mut Findings) {
     let s = &worker.settings;
     let learned = worker.learned.load();
-    let version = learned.version.map_or(String::new(), |v| format!(" {}.{}.{}", v.0, v.1, v.2));
-    findings.say(format!(
-        "  {:<8} {}  {}  {}{version}",
-        s.role.as_str(),
-        worker.name(),
-        s.url,
-        s.engine.as_str()
-    ));
+    findings.say(worker_line(worker));
     if !up {
         return findings.problem("does not answer its health check");
     }

@@ -412,6 +412,11 @@ impl Group {
             })
     }
 
+    /// The model that a name is another one of; an adapter is a model of its own.
+    pub(crate) fn base_of(&self, name: &str) -> Option<&str> {
+        (!self.is_adapter(name)).then_some(self.name())
+    }
+
     /// Adds a worker; its background tasks are the caller's to start.
     pub(crate) fn add(&self, settings: config::Worker) -> Result<Arc<Worker>, AddError> {
         let _changing = self.changes.lock().unwrap_or_else(PoisonError::into_inner);

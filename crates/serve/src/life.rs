@@ -26,6 +26,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use self::reply::{Answered, Complete, is_event_stream, passed_on};
 use crate::admission::Ticket;
+use crate::auth::Client;
 use crate::booking::Booking;
 use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank, Roster};
@@ -39,7 +40,7 @@ use crate::run;
 use crate::session;
 use crate::sight::{self, Scope};
 use crate::upstream::read;
-use crate::{handoff, headers, receive, report, slo};
+use crate::{auth, handoff, headers, receive, report, slo};
 
 /// A request on its way, as far as it does not change from try to try.
 pub(crate) struct Life {
@@ -124,12 +125,19 @@ impl Fault {
 }
 
 /// Serves one request: whatever happens, there is a reply.
-pub(crate) async fn serve(router: Arc<Router>, api: Api, head: Parts, body: Incoming) -> Reply {
+pub(crate) async fn serve(
+    router: Arc<Router>,
+    api: Api,
+    head: Parts,
+    body: Incoming,
+    client: Option<Client>,
+) -> Reply {
     let endpoint = report::endpoint(&head.uri);
     let mut ticket = match admit(&router) {
         Ok(ticket) => ticket,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
     };
+    ticket.client = client;
     let body = match receive::body(body, &head.headers, &router).await {
         Ok(body) => body,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
@@ -172,6 +180,7 @@ pub(crate) async fn begin(
     // What only the router may say is taken out.
     let request = Request::parse(api, body.bytes, &Limits::default())?;
     let (group, model) = find_group(router, &request)?;
+    auth::may_use(ticket.client.as_ref(), &group, &model)?;
     let (inside, stay_seconds) = router.metrics.stay(group.name());
     ticket.show(inside, stay_seconds);
     let roster = group.roster.load_full();
@@ -187,6 +196,7 @@ pub(crate) async fn begin(
     }
     let prompt = prompt::read(tokenizer, estimates, &request, &asker, bounds).await?;
     check_length(router, &prompt)?;
+    auth::take_tokens(router, ticket.client.as_ref(), prompt.isl_tokens)?;
     let scope = Scope {
         lora: group.is_adapter(&model).then(|| model.clone()),
         salt: request.body().cache_salt().map(Into::into),

@@ -22,6 +22,7 @@ use crate::fleet::{Group, Rank};
 use crate::router::Router;
 use crate::snapshot::{EndLine, Line, PATH, Seeds, SlotLine, VERSION};
 use crate::upstream::Upstream;
+use rustls::ClientConfig;
 
 /// How long to wait before asking again a router that hands its index to another one.
 const TURN_PAUSE: Duration = Duration::from_millis(200);
@@ -63,10 +64,10 @@ pub(crate) struct Snapshot {
 }
 
 /// Asks for a snapshot; `None`, with a warning, where there is none to be had.
-pub(crate) async fn open(restore: &Restore) -> Option<Snapshot> {
+pub(crate) async fn open(restore: &Restore, tls: ClientConfig) -> Option<Snapshot> {
     let begun = Instant::now();
     let deadline = tokio::time::Instant::now() + restore.timeout;
-    let opened = timeout_at(deadline, ask_in_turn(restore)).await;
+    let opened = timeout_at(deadline, ask_in_turn(restore, &tls)).await;
     let opened = opened.unwrap_or(Err(RestoreError::Late));
     match opened {
         Ok((stream, seeds)) => {
@@ -80,21 +81,27 @@ pub(crate) async fn open(restore: &Restore) -> Option<Snapshot> {
 }
 
 /// Asks until it is this router's turn: the other one hands its index to one reader at a time.
-async fn ask_in_turn(restore: &Restore) -> Result<(Stream, HashMap<String, Seeds>), RestoreError> {
+async fn ask_in_turn(
+    restore: &Restore,
+    tls: &ClientConfig,
+) -> Result<(Stream, HashMap<String, Seeds>), RestoreError> {
     loop {
-        match ask(restore).await {
+        match ask(restore, tls.clone()).await {
             Err(RestoreError::Status { status: 429, .. }) => sleep(TURN_PAUSE).await,
             asked => return asked,
         }
     }
 }
 
-async fn ask(restore: &Restore) -> Result<(Stream, HashMap<String, Seeds>), RestoreError> {
+async fn ask(
+    restore: &Restore,
+    tls: ClientConfig,
+) -> Result<(Stream, HashMap<String, Seeds>), RestoreError> {
     let base = restore.from.to_string();
     let uri: Uri = format!("{}{PATH}", base.trim_end_matches('/'))
         .parse()
         .map_err(|_| RestoreError::Form("its URL is none"))?;
-    let upstream = Upstream::new(0, restore.timeout, restore.timeout);
+    let upstream = Upstream::new(0, restore.timeout, restore.timeout, tls);
     let response = match upstream.open(uri, HeaderMap::new(), restore.timeout).await {
         Ok(response) => response,
         Err(Cause::Timeout) => return Err(RestoreError::Late),

@@ -11,9 +11,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admission::Gate;
+use crate::auth::Keys;
 use crate::fleet::{AddError, Fleet, Group, Rank, Worker};
 use crate::metrics::{ByWorker, GroupReading, Metrics, WorkerReading};
 use crate::restore::Snapshot;
+use crate::tls::{self, TlsError};
 use crate::upstream::Upstream;
 use crate::{events, polled, watch};
 
@@ -22,6 +24,8 @@ pub(crate) struct Router {
     pub(crate) settings: Settings,
     pub(crate) fleet: Fleet,
     pub(crate) upstream: Upstream,
+    /// Who may use the API; `None` = everybody.
+    pub(crate) keys: Option<Keys>,
     pub(crate) metrics: Metrics,
     pub(crate) gate: Gate,
     /// Room for bodies, in bytes.
@@ -37,13 +41,15 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(settings: Settings, fleet: Fleet) -> Router {
-        Router {
+    pub(crate) fn new(settings: Settings, fleet: Fleet) -> Result<Router, TlsError> {
+        Ok(Router {
             upstream: Upstream::new(
                 settings.upstream.max_idle_per_worker,
                 settings.upstream.idle,
                 settings.timeouts.connect,
+                tls::client(&settings.upstream.tls)?,
             ),
+            keys: settings.auth.as_deref().map(Keys::new),
             metrics: Metrics::new(),
             gate: Gate::new(settings.limits.max_in_flight.get()),
             body_room: Arc::new(Semaphore::new(
@@ -58,7 +64,7 @@ impl Router {
             draining: AtomicBool::new(false),
             settings,
             fleet,
-        }
+        })
     }
 
     /// Whether the router takes no further requests.

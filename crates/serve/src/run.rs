@@ -111,6 +111,9 @@ impl Run {
             answered(group, &self.rank);
             sight::place(group, &self.rank, prompt, scope);
         }
+        if let Some(client) = self.ticket.as_ref().and_then(|ticket| ticket.client.as_ref()) {
+            client.spend_tokens(self.tokens);
+        }
         self.booking.end(end, self.tokens);
     }
 }

@@ -7,23 +7,28 @@ use std::sync::Arc;
 
 use pointsman_brain::Brain;
 use pointsman_config::{Model, Settings};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::fleet::{AddError, Clock, Fleet, Group};
+use crate::listener::Door;
 use crate::prompt::Tokenizer;
 use crate::restore::{self, Snapshot};
 use crate::router::Router;
 use crate::snapshot::Seeds;
+use crate::tls::{self, TlsError};
 use crate::{calibration, listener, watch};
 
 /// Why a router cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {addr}: {source}; choose another with `listen`")]
+    #[error("cannot listen on {addr}: {source}; choose another with `{key}`")]
     Listen {
         /// The address.
         addr: SocketAddr,
+        /// Where it is written.
+        key: &'static str,
         /// What the system said.
         source: io::Error,
     },
@@ -35,6 +40,9 @@ pub enum StartError {
         /// What is wrong.
         source: pointsman_tokens::Error,
     },
+    /// A certificate, key or list of authorities cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A worker cannot be added.
     #[error(transparent)]
     Worker(#[from] AddError),
@@ -44,19 +52,24 @@ pub enum StartError {
 pub struct Running {
     router: Arc<Router>,
     addr: SocketAddr,
-    server: JoinHandle<()>,
+    admin_addr: Option<SocketAddr>,
+    doors: Vec<Arc<Door>>,
+    servers: Vec<JoinHandle<()>>,
 }
 
 /// Starts a router: every worker has been asked for its health once when this returns.
 pub async fn start(settings: Settings) -> Result<Running, StartError> {
-    let addr = settings.listen;
-    let listening = listener::bind(addr).and_then(|listener| {
-        let addr = listener.local_addr()?;
-        Ok((listener, addr))
-    });
-    let (listening, addr) = listening.map_err(|source| StartError::Listen { addr, source })?;
+    let doors = listener::doors(&settings)?;
+    let (listening, addr) = bind(settings.listen, "listen")?;
+    let mut listeners = vec![listening];
+    let mut admin_addr = None;
+    if let Some(admin) = &settings.admin {
+        let (listening, addr) = bind(admin.addr, "admin.listen")?;
+        listeners.push(listening);
+        admin_addr = Some(addr);
+    }
     let snapshot = match &settings.kv.restore {
-        Some(restore) => restore::open(restore).await,
+        Some(restore) => restore::open(restore, tls::client(&settings.upstream.tls)?).await,
         None => None,
     };
     let router = Arc::new(assemble(settings, snapshot.as_ref())?);
@@ -69,8 +82,20 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             tracing::warn!(model = group.name(), "{line}");
         }
     }
-    let server = tokio::spawn(listener::serve(Arc::clone(&router), listening));
-    Ok(Running { router, addr, server })
+    let serve = |(door, listening)| {
+        tokio::spawn(listener::serve(Arc::clone(&router), Arc::clone(door), listening))
+    };
+    let servers = doors.iter().zip(listeners).map(serve).collect();
+    Ok(Running { router, addr, admin_addr, doors, servers })
+}
+
+/// Listens on an address that is written under `key`.
+fn bind(addr: SocketAddr, key: &'static str) -> Result<(TcpListener, SocketAddr), StartError> {
+    let listening = listener::bind(addr).and_then(|listener| {
+        let addr = listener.local_addr()?;
+        Ok((listener, addr))
+    });
+    listening.map_err(|source| StartError::Listen { addr, key, source })
 }
 
 /// A router without workers and without a listener.
@@ -84,7 +109,7 @@ pub(crate) fn assemble(
         group(&settings, model, seeds.unwrap_or_else(random_seeds), clock)
     });
     let fleet = Fleet::new(groups.collect::<Result<_, _>>()?);
-    Ok(Router::new(settings, fleet))
+    Ok(Router::new(settings, fleet)?)
 }
 
 /// Random per process, so that nobody can craft prompts whose blocks collide.
@@ -112,12 +137,41 @@ impl Running {
         self.addr
     }
 
+    /// The URL of the API.
+    pub fn url(&self) -> String {
+        let scheme = if self.router.settings.listen_tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.addr)
+    }
+
+    /// Where metrics, status and worker API are served, if that is apart.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin_addr
+    }
+
+    /// Reads the listeners' certificates and keys again. Where one cannot be used, that listener keeps what
+    /// it has, and the log says why.
+    pub fn reload_certificates(&self) {
+        for door in &self.doors {
+            match door.reload() {
+                Ok(true) => {
+                    tracing::info!(listener = door.section(), "certificate and key were read again")
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(%error, "certificate and key stay as they were");
+                }
+            }
+        }
+    }
+
     /// Takes no further requests, lets running ones end within the grace period, and stops.
     pub async fn stop(self) {
         self.router.drain();
         self.router.stop.cancel();
         // A panic of the accept loop has been reported by its task already.
-        let _ended = self.server.await;
+        for server in self.servers {
+            let _ended = server.await;
+        }
         self.router.end().await;
         calibration::save(&self.router);
     }

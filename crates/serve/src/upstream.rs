@@ -3,23 +3,65 @@
 //! Invariants: every wait has a bound; dropping a future or a body closes its connection, which is
 //! how an engine learns that nobody listens any more. Not here: which worker is asked, and retries.
 
+use std::collections::BTreeMap;
+use std::error::Error as StdError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use pointsman_brain::Cause;
+use rustls::ClientConfig;
 
 use crate::outgoing::Outgoing;
+use crate::tls;
 
 /// The client of all engines.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    client: Client<HttpConnector, Outgoing>,
+    client: Client<HttpsConnector<HttpConnector>, Outgoing>,
+    troubles: Arc<Troubles>,
+}
+
+/// Places that cannot be spoken to by TLS, and why. They are workers', so that there are few.
+#[derive(Default)]
+struct Troubles {
+    /// How many there are, so that requests need not look.
+    count: AtomicUsize,
+    by_place: Mutex<BTreeMap<String, String>>,
+}
+
+impl Troubles {
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<String, String>)) {
+        let mut by_place = self.by_place.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut by_place);
+        self.count.store(by_place.len(), Ordering::Relaxed);
+    }
+
+    fn failed(&self, place: &str, error: &(dyn StdError + 'static)) {
+        if let Some(error) = tls::within(error) {
+            self.change(|by_place| _ = by_place.insert(place.to_owned(), tls::told(error)));
+        }
+    }
+
+    fn went_well(&self, place: &str) {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            self.change(|by_place| _ = by_place.remove(place));
+        }
+    }
+}
+
+/// Where a URI by TLS leads to.
+fn secure_place(uri: &Uri) -> Option<&str> {
+    let secure = uri.scheme() == Some(&http::uri::Scheme::HTTPS);
+    uri.authority().filter(|_| secure).map(http::uri::Authority::as_str)
 }
 
 /// How often an idle TCP connection to an engine is probed.
@@ -27,17 +69,35 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 
 impl Upstream {
     /// A client that keeps `idle_connections` per engine, each unused at most for `idle`.
-    pub(crate) fn new(idle_connections: usize, idle: Duration, connect: Duration) -> Self {
+    pub(crate) fn new(
+        idle_connections: usize,
+        idle: Duration,
+        connect: Duration,
+        tls: ClientConfig,
+    ) -> Self {
         let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(connect));
         connector.set_keepalive(Some(TCP_KEEPALIVE));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(idle)
             .pool_max_idle_per_host(idle_connections)
             .build(connector);
-        Upstream { client }
+        Upstream { client, troubles: Arc::default() }
+    }
+
+    /// Why the last try to speak to the place of a URI by TLS failed, and what to do.
+    pub(crate) fn trouble(&self, uri: &Uri) -> Option<String> {
+        let place = secure_place(uri)?;
+        let by_place = self.troubles.by_place.lock().unwrap_or_else(PoisonError::into_inner);
+        by_place.get(place).cloned()
     }
 
     /// Sends a JSON body and waits for the head of the reply, at most `wait`.
@@ -90,11 +150,21 @@ impl Upstream {
         request: Request<Outgoing>,
         wait: Duration,
     ) -> Result<Response<Incoming>, Cause> {
+        let place = secure_place(request.uri()).map(str::to_owned);
         match tokio::time::timeout(wait, self.client.request(request)).await {
             Err(_elapsed) => Err(Cause::Timeout),
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) if error.is_connect() => Err(Cause::Connect),
-            Ok(Err(_)) => Err(Cause::Cut),
+            Ok(Ok(response)) => {
+                if let Some(place) = place {
+                    self.troubles.went_well(&place);
+                }
+                Ok(response)
+            }
+            Ok(Err(error)) => {
+                if let Some(place) = place {
+                    self.troubles.failed(&place, &error);
+                }
+                Err(if error.is_connect() { Cause::Connect } else { Cause::Cut })
+            }
         }
     }
 }

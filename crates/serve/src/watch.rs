@@ -30,7 +30,7 @@ const FIRST_LOOK_PAUSE: std::time::Duration = std::time::Duration::from_millis(2
 /// Watches a worker until it is removed.
 pub(crate) async fn watch(router: Arc<Router>, group: Arc<Group>, worker: Arc<Worker>) {
     let gone = worker.gone.clone();
-    let watching = Watching { router, group, worker, up: false, followed: None };
+    let watching = Watching { router, group, worker, up: false, followed: None, trouble: None };
     tokio::select! {
         () = gone.cancelled() => {}
         () = watching.run() => {}
@@ -42,6 +42,8 @@ struct Watching {
     group: Arc<Group>,
     worker: Arc<Worker>,
     up: bool,
+    /// Why it could not be spoken to by TLS, as last told.
+    trouble: Option<String>,
     /// The event sockets that the engine told, once it has.
     followed: Option<(Vec<KvStream>, Following)>,
 }
@@ -67,6 +69,7 @@ impl Watching {
     /// Checks the worker, and learns all about it if it has just come up.
     async fn look(&mut self) {
         let passed = self.check().await;
+        self.tell_trouble();
         if passed && !self.up {
             self.discover().await;
             if self.router.settings.scrape_interval.is_some() {
@@ -82,6 +85,16 @@ impl Watching {
         }
         self.up = passed;
         self.worker.seen.store(true, Ordering::Relaxed);
+    }
+
+    /// Says once why the worker cannot be spoken to by TLS.
+    fn tell_trouble(&mut self) {
+        let trouble = self.router.upstream.trouble(&self.worker.settings.url);
+        if let Some(problem) = trouble.as_ref().filter(|_| trouble != self.trouble) {
+            let (model, worker) = (self.group.name(), self.worker.name());
+            tracing::warn!(model, worker, "the worker cannot be reached by TLS: {problem}");
+        }
+        self.trouble = trouble;
     }
 
     /// Asks once whether the worker is alive. One that has never been is down at the first failure.

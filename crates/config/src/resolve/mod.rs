@@ -4,6 +4,7 @@
 
 mod models;
 mod routing;
+mod security;
 mod worker;
 
 use std::net::SocketAddr;
@@ -30,6 +31,7 @@ pub(crate) fn settings(
     let health = resolver.health(&written.health);
     let log = resolver.log(&written.log);
     let restore = resolver.restore(&written.kv);
+    let security = resolver.security(written);
     let mut problems = resolver.problems;
     let (Some(health), true) = (health, problems.is_empty()) else {
         // Models that share the top-level `routing` all find the same problem in it.
@@ -44,12 +46,17 @@ pub(crate) fn settings(
     };
     Ok(Settings {
         listen: SocketAddr::new(written.listen.address, written.listen.port),
+        listen_tls: written.listen.tls.as_ref().map(security::listen_tls),
+        auth: security.auth,
+        admin: security.admin,
+        admin_key: security.admin_key,
         models,
         limits: limits(&written.limits),
         timeouts: timeouts(&written.timeouts),
         upstream: Upstream {
             idle: written.upstream.idle.0,
             max_idle_per_worker: count(written.upstream.max_idle_per_worker),
+            tls: security.upstream,
         },
         health,
         scrape_interval: written.metrics.scrape_interval.on().map(|span| span.0),

@@ -13,7 +13,7 @@ use crate::settings::{
 use crate::tree::Key;
 use crate::written;
 
-const URL: &str = "an http:// URL, such as http://10.0.0.5:8100";
+const URL: &str = "an http:// or https:// URL, such as http://10.0.0.5:8100";
 
 impl Resolver<'_> {
     /// A worker; `None` after a problem.
@@ -229,7 +229,7 @@ pub(super) fn parse_url(text: &str) -> Result<Uri, &'static str> {
     }
     let uri: Uri = trimmed.parse().map_err(|_| URL)?;
     let authority = uri.authority().ok_or(URL)?;
-    let plain = uri.scheme() == Some(&http::uri::Scheme::HTTP)
+    let plain = matches!(uri.scheme_str(), Some("http" | "https"))
         && uri.query().is_none()
         && !trimmed.contains(['#', '@'])
         && !authority.host().is_empty()
@@ -242,7 +242,8 @@ pub(super) fn parse_url(text: &str) -> Result<Uri, &'static str> {
 pub(super) fn place(url: &Uri) -> String {
     let host = url.host().unwrap_or_default().to_lowercase();
     let base = url.path().trim_end_matches('/');
-    format!("{host}:{}{base}", url.port_u16().unwrap_or(80))
+    let usual = if url.scheme_str() == Some("https") { 443 } else { 80 };
+    format!("{host}:{}{base}", url.port_u16().unwrap_or(usual))
 }
 
 /// Reads `tcp://host:port` and `ipc:///path`.

@@ -3,6 +3,7 @@
 //! Invariant: the check, the JSON Schema and the reference page are all made from this tree. A key
 //! that is not given has the default beside it. What the values mean is in `settings`.
 
+mod auth;
 mod model;
 mod routing;
 
@@ -12,6 +13,7 @@ use std::num::NonZeroU64;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::auth::{Auth, ClientKey};
 pub use self::model::{
     Constants, Engine, Estimates, KvConnector, KvEvents, KvEventsWord, KvStream, Model, Role, Slo,
     SocketMode, Tokenizer, Worker,
@@ -82,6 +84,8 @@ section! {
         /// Whether replies say which way they went, `x-pointsman-path`, `x-pointsman-reason` and
         /// `x-pointsman-worker`, and what TTFT was predicted, `x-pointsman-predicted-ttft-ms`.
         response_headers: bool = true;
+        /// Who may use the API. Left out, everybody who reaches the port.
+        auth: Option<Auth> = None;
         /// Changes at run time.
         admin: Admin = Admin::default();
         /// The log, on standard error.
@@ -109,6 +113,21 @@ section! {
         address: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
         /// Port to listen on; 0 takes a free one.
         port: u16 = 8000;
+        /// Certificate and key to serve HTTPS with. Left out, plain HTTP is served.
+        tls: Option<ListenTls> = None;
+    }
+}
+
+section! {
+    /// Certificate and key of a listener. The files are read again on SIGHUP.
+    #[schemars(extend("required" = ["certificate", "key"]))]
+    ListenTls {
+        /// PEM file of the certificate and those between it and its root.
+        certificate: String = String::new();
+        /// PEM file of its private key.
+        key: String = String::new();
+        /// PEM file of the authorities that clients' certificates must come from. Left out, clients need none.
+        client_ca: Option<String> = None;
     }
 }
 
@@ -164,6 +183,21 @@ section! {
         idle: Span = Span::secs(4), min "0s", max "4900ms";
         /// Most unused connections kept for one worker.
         max_idle_per_worker: u32 = 1024, max 65536;
+        /// Trust in workers whose URL is `https://`.
+        tls: UpstreamTls = UpstreamTls::default();
+    }
+}
+
+section! {
+    /// Trust in workers whose URL is `https://`.
+    UpstreamTls {
+        /// PEM file of the authorities that workers' certificates must come from. Left out, those that
+        /// browsers trust.
+        ca: Option<String> = None;
+        /// PEM file of a certificate to show to workers that ask for one. Needs `key`.
+        certificate: Option<String> = None;
+        /// PEM file of its private key.
+        key: Option<String> = None;
     }
 }
 
@@ -239,6 +273,23 @@ section! {
         /// Whether other routers may start with this one's index (`/v1/pointsman/index/snapshot`). It holds
         /// the seeds of the index: whoever knows them can make prompts that are taken for each other.
         index_snapshot: bool = false;
+        /// Where `/metrics` and `/v1/pointsman/*` are served, and there alone. Left out, beside the API.
+        listen: Option<AdminListen> = None;
+        /// SHA-256, in hex, of the key that `/v1/pointsman/*` wants; `pointsman key` makes one. Where `auth`
+        /// is set and `listen` is not, `/v1/pointsman/*` is closed without it.
+        key_sha256: Option<String> = None;
+    }
+}
+
+section! {
+    /// Where metrics, status and worker API are served apart.
+    AdminListen {
+        /// Address to listen on.
+        address: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        /// Port to listen on; 0 takes a free one.
+        port: u16 = 8001;
+        /// Certificate and key to serve HTTPS with. Left out, plain HTTP is served.
+        tls: Option<ListenTls> = None;
     }
 }
 
