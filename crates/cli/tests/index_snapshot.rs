@@ -357,7 +357,7 @@ async fn the_index_is_handed_out_only_where_that_is_wanted() {
 
 #[test]
 fn the_url_may_come_from_a_flag_or_the_environment() {
-    let flag = ["serve", "--restore-from", "https://elsewhere"];
+    let flag = ["serve", "--restore-from", "ftp://elsewhere"];
     let ended = command::run(&flag, &[], "");
     assert!(ended.err.contains("kv.restore_from") && ended.err.contains("--restore-from"));
     assert_eq!(ended.code, Some(1));

@@ -32,7 +32,7 @@ fn wrong_bodies_are_told_what_is_wrong() {
     );
     assert_eq!(
         refused(r#"{"model": "m", "role": "unified", "url": "ftp://a:1"}"#),
-        "url: \"ftp://a:1\" is not allowed; must be an http:// URL, such as http://10.0.0.5:8100 \
+        "url: \"ftp://a:1\" is not allowed; must be an http:// or https:// URL, such as http://10.0.0.5:8100 \
          (body:1:42)"
     );
 }

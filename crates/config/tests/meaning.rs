@@ -130,10 +130,11 @@ fn a_shared_problem_in_routing_is_told_once_and_a_models_own_with_its_path() {
 }
 
 #[test]
-fn a_url_must_be_plain_http() {
-    let must = "is not allowed; must be an http:// URL, such as http://10.0.0.5:8100 (p.yaml:4:26)";
+fn a_url_must_be_of_http_and_no_more_than_a_place() {
+    let must = "is not allowed; must be an http:// or https:// URL, such as http://10.0.0.5:8100 \
+                (p.yaml:4:26)";
     for url in [
-        "https://a:1",
+        "https://a:0",
         "a:1",
         "http://",
         "http://a:0",
@@ -147,6 +148,39 @@ fn a_url_must_be_plain_http() {
     ] {
         let text = workers(&[&format!("role: unified, url: '{url}'")]);
         assert_eq!(problems(&text), format!("models[0].workers[0].url: {url:?} {must}"));
+    }
+}
+
+#[test]
+fn the_port_of_https_is_443() {
+    let two = ["role: unified, url: https://a/x", "role: unified, url: 'https://A:443/x/'"];
+    let told = problems(&workers(&two));
+    assert!(told.contains("models[0].workers[0] has that URL"), "{told}");
+}
+
+#[test]
+fn keys_of_clients_are_told_what_is_wrong_and_never_shown() {
+    let hash = "0123456789abcdefABCDEF".repeat(3)[..64].to_owned();
+    for (keys, told) in [
+        ("auth: {keys: []}".to_owned(), "auth.keys: empty; must hold a key"),
+        (
+            "auth: {keys: [{name: a, sha256: my-secret}]}".to_owned(),
+            "is no hash of a key; must be 64",
+        ),
+        ("admin: {key_sha256: my-secret}".to_owned(), "admin.key_sha256: is no hash"),
+        (
+            format!("auth: {{keys: [{{name: a, sha256: {hash}}}, {{name: b, sha256: {hash}}}]}}"),
+            "auth.keys[1].sha256: is that of key `a` too",
+        ),
+        ("upstream: {tls: {certificate: a.pem}}".to_owned(), "upstream.tls.key: missing"),
+        ("upstream: {tls: {key: a.pem}}".to_owned(), "upstream.tls.certificate: missing"),
+        ("admin: {listen: {port: 8000}}".to_owned(), "admin.listen.port: is that of `listen` too"),
+        ("listen: {tls: {certificate: a.pem}}".to_owned(), "listen.tls.key: missing"),
+    ] {
+        let text = format!("{}\n{keys}\n", workers(&["role: unified, url: http://a:1"]));
+        let found = problems(&text);
+        assert!(found.contains(told), "{keys}: {found}");
+        assert!(!found.contains("my-secret"), "{found}");
     }
 }
 

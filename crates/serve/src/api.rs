@@ -96,14 +96,17 @@ pub(crate) async fn answer(
     if head.method != Method::POST {
         return wrong_method(&Method::POST);
     }
-    let client = match known.map(Known::enter).transpose() {
-        Ok(client) => client,
+    let Some(known) = known else { return life::serve(router, api, head, body, None).await };
+    let key = known.name().to_owned();
+    let reply = match known.enter() {
+        Ok(client) => life::serve(Arc::clone(&router), api, head, body, Some(client)).await,
         Err((limit, refusal)) => {
             report::limit(&router, limit);
-            return report::refused(&router, report::endpoint(&uri), None, &refusal);
+            report::refused(&router, report::endpoint(&uri), None, &refusal)
         }
     };
-    life::serve(router, api, head, body, client).await
+    report::by_key(&router, key, reply.status().as_u16());
+    reply
 }
 
 /// Whether the bearer may see and change the router's state. Where clients have keys, their port does not

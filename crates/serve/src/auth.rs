@@ -87,6 +87,12 @@ impl Keys {
 pub(crate) struct Known(Arc<Key>);
 
 impl Known {
+    /// The name of its key.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.settings.name
+    }
+
+    /// What it may use.
     pub(crate) fn allowed(&self) -> Allowed<'_> {
         Allowed(self.0.settings.models.as_deref())
     }
@@ -125,11 +131,6 @@ impl Key {
 }
 
 impl Client {
-    /// The name of its key.
-    pub(crate) fn name(&self) -> &str {
-        &self.0.settings.name
-    }
-
     /// Whether it may use a model; what it may not use does not exist for it.
     fn may_use(&self, name: &str, base: Option<&str>) -> Result<(), Refusal> {
         let allowed = Allowed(self.0.settings.models.as_deref());

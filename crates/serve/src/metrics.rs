@@ -34,6 +34,7 @@ labels!(LegFailure { leg: &'static str, cause: &'static str });
 labels!(ByLeg { leg: &'static str });
 labels!(ByModel { model: String });
 labels!(Answer { model: String, endpoint: &'static str, status: u16 });
+labels!(ByKey { key: String, status: u16 });
 labels!(ByWorker { model: String, worker: String, rank: u32 });
 pub(crate) type Float = Gauge<f64, AtomicU64>;
 
@@ -54,6 +55,7 @@ pub(crate) struct Metrics {
     pub(crate) leg_seconds: Family<ByLeg, Histogram>,
     pub(crate) requests_in_flight: Family<ByModel, Gauge>,
     pub(crate) requests_refused: Family<Signal, Counter>,
+    pub(crate) key_requests: Family<ByKey, Counter>,
     pub(crate) kv: KvMetrics,
     workers: WorkerGauges,
 }
@@ -173,6 +175,7 @@ impl Metrics {
             leg_failures: counter(r, "leg_failures", "Legs that failed"),
             leg_seconds: histogram(r, "leg_seconds", "From sending a leg to its end", seconds),
             requests_in_flight: gauge(r, "requests_in_flight", "Requests in the router"),
+            key_requests: counter(r, "key_requests", "Requests answered, by the client's API key"),
             requests_refused: counter(r, "requests_refused", "Requests refused by a limit"),
             kv: KvMetrics::new(r),
             workers,

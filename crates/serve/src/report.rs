@@ -10,7 +10,7 @@ use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank};
 use crate::headers;
 use crate::life::Life;
-use crate::metrics::{Answer, ByPath, Decision, Guard, Shadow, Signal};
+use crate::metrics::{Answer, ByKey, ByPath, Decision, Guard, Shadow, Signal};
 use crate::router::Router;
 use crate::run::Work;
 
@@ -50,6 +50,11 @@ fn count(router: &Router, endpoint: &'static str, model: &str, status: u16) {
 /// Counts a request that a limit kept out.
 pub(crate) fn limit(router: &Router, limit: &'static str) {
     router.metrics.requests_refused.get_or_create(&Signal { signal: limit }).inc();
+}
+
+/// Counts a reply for the key that asked; keys are few, as they are configured.
+pub(crate) fn by_key(router: &Router, key: String, status: u16) {
+    router.metrics.key_requests.get_or_create(&ByKey { key, status }).inc();
 }
 
 /// Counts and logs one decision.

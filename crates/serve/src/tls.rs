@@ -141,10 +141,10 @@ pub(crate) fn within<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e rust
             return Some(tls);
         }
         // What an `io::Error` holds is not its source, but what that has for one.
-        if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref)
-            && let Some(tls) = inner.downcast_ref()
-        {
-            return Some(tls);
+        let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if let Some(held) = held {
+            next = Some(held);
+            continue;
         }
         next = error.source();
     }
@@ -156,7 +156,8 @@ pub(crate) fn told(error: &rustls::Error) -> String {
     use CertificateError as C;
     match error {
         rustls::Error::InvalidCertificate(certificate) => match certificate {
-            C::UnknownIssuer => "its certificate is of an unknown authority: name that authority's PEM \
+            // An authority that was made anew under its old name has another key.
+            C::UnknownIssuer | C::BadSignature => "its certificate is of an unknown authority: name that authority's PEM \
                                  file in `upstream.tls.ca`"
                 .to_owned(),
             C::Expired | C::ExpiredContext { .. } => {

@@ -17,6 +17,7 @@ use super::wait_for;
 pub struct Router {
     child: Child,
     addr: SocketAddr,
+    admin: Option<SocketAddr>,
     log: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
     _dir: TempDir,
@@ -56,7 +57,8 @@ impl Router {
         let mut out = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut line = String::new();
         let _ = out.read_line(&mut line);
-        let addr = line.trim().strip_prefix("pointsman is ready on http://").map(str::parse);
+        let url = line.trim().strip_prefix("pointsman is ready on ");
+        let addr = url.and_then(|url| url.split_once("://")).map(|(_, addr)| addr.parse());
         let Some(Ok(addr)) = addr else {
             let _ = child.kill();
             let _ = child.wait();
@@ -64,14 +66,26 @@ impl Router {
             let log = log.lock().unwrap_or_else(PoisonError::into_inner);
             panic!("no word of readiness but {line:?}; its log:\n{log}");
         };
+        let mut admin = None;
+        if config["admin"]["listen"].is_object() {
+            let mut line = String::new();
+            let _ = out.read_line(&mut line);
+            let addr = line.trim().strip_prefix("metrics and administration are on ");
+            admin = Some(addr.expect("it says where").parse().expect("an address"));
+        }
         std::thread::spawn(move || {
             let _ = out.read_to_end(&mut Vec::new());
         });
-        Router { child, addr, log, reader: Some(reader), _dir: dir }
+        Router { child, addr, admin, log, reader: Some(reader), _dir: dir }
     }
 
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// Where it serves metrics and administration, if that is apart.
+    pub fn admin_addr(&self) -> SocketAddr {
+        self.admin.expect("`admin.listen` is set")
     }
 
     pub fn pid(&self) -> u32 {
@@ -85,7 +99,13 @@ impl Router {
 
     /// Asks it to end.
     pub fn terminate(&self) {
-        let kill = Command::new("sh").arg("-c").arg(format!("kill -TERM {}", self.pid())).status();
+        self.signal("TERM");
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, name: &str) {
+        let kill =
+            Command::new("sh").arg("-c").arg(format!("kill -{name} {}", self.pid())).status();
         assert!(kill.is_ok_and(|status| status.success()), "the router is there to be signalled");
     }
 
