@@ -8,6 +8,8 @@ use anyhow::{Context as _, bail};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
+use crate::output;
+
 /// Random bytes of a key.
 const KEY_BYTES: usize = 32;
 
@@ -32,7 +34,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if key.is_empty() {
             bail!("standard input holds no key");
         }
-        println!("{}", hash(key));
+        output::result(format_args!("{}\n", hash(key)))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut random = [0; KEY_BYTES];
@@ -40,8 +42,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("the system gives no random numbers");
     }
     let key = format!("pk-{}", hex(&random));
-    println!("key     {key}");
-    println!("sha256  {}", hash(&key));
+    output::result(format_args!("key     {key}\nsha256  {}\n", hash(&key)))?;
     Ok(ExitCode::SUCCESS)
 }
 

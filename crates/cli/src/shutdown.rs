@@ -44,7 +44,7 @@ pub(crate) async fn at_each(mut signals: Signal, each: impl Fn()) {
     while signals.recv().await.is_some() {
         each();
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// How long work that cannot be cancelled may go on at the end.

@@ -23,7 +23,7 @@ pub(crate) struct Ticket {
     started: Instant,
     shown: Option<(Gauge, Histogram)>,
     /// Whose request it is, where clients have keys; its place goes with this one.
-    pub(crate) client: Option<Client>,
+    pub(crate) client: Option<Arc<Client>>,
 }
 
 impl Gate {

@@ -96,10 +96,13 @@ pub(crate) async fn answer(
     if head.method != Method::POST {
         return wrong_method(&Method::POST);
     }
-    let Some(known) = known else { return life::serve(router, api, head, body, None).await };
+    let Some(known) = known else { return life::serve(router, api, head, body).await };
     let key = known.name().to_owned();
     let reply = match known.enter() {
-        Ok(client) => life::serve(Arc::clone(&router), api, head, body, Some(client)).await,
+        Ok(client) => {
+            head.extensions.insert(Arc::new(client));
+            life::serve(Arc::clone(&router), api, head, body).await
+        }
         Err((limit, refusal)) => {
             report::limit(&router, limit);
             report::refused(&router, report::endpoint(&uri), None, &refusal)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, HeaderName, header};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use pointsman_brain::{Bucket, Time};
 use pointsman_config::{ClientKey, KeyHash};
 use ring::digest::{SHA256, digest};
@@ -194,7 +194,7 @@ fn take(head: &mut HeaderMap) -> Option<KeyHash> {
     // Of a header that is given several times all values go; the first counts.
     let (bearer, plain) = (head.remove(header::AUTHORIZATION), head.remove(API_KEY));
     let bearer = bearer.as_ref().and_then(|value| bearer_of(value.as_bytes()));
-    let key = bearer.or_else(|| plain.as_ref().map(|value| value.as_bytes()))?;
+    let key = bearer.or_else(|| plain.as_ref().map(HeaderValue::as_bytes))?;
     KeyHash::try_from(digest(&SHA256, key).as_ref()).ok()
 }
 
@@ -205,8 +205,6 @@ fn bearer_of(value: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn head(pairs: &[(&'static str, &'static str)]) -> HeaderMap {

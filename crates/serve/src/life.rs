@@ -26,7 +26,6 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use self::reply::{Answered, Complete, is_event_stream, passed_on};
 use crate::admission::Ticket;
-use crate::auth::Client;
 use crate::booking::Booking;
 use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank, Roster};
@@ -125,19 +124,13 @@ impl Fault {
 }
 
 /// Serves one request: whatever happens, there is a reply.
-pub(crate) async fn serve(
-    router: Arc<Router>,
-    api: Api,
-    head: Parts,
-    body: Incoming,
-    client: Option<Client>,
-) -> Reply {
+pub(crate) async fn serve(router: Arc<Router>, api: Api, mut head: Parts, body: Incoming) -> Reply {
     let endpoint = report::endpoint(&head.uri);
     let mut ticket = match admit(&router) {
         Ok(ticket) => ticket,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
     };
-    ticket.client = client;
+    ticket.client = head.extensions.remove();
     let body = match receive::body(body, &head.headers, &router).await {
         Ok(body) => body,
         Err(refusal) => return report::refused(&router, endpoint, None, &refusal),
@@ -180,7 +173,7 @@ pub(crate) async fn begin(
     // What only the router may say is taken out.
     let request = Request::parse(api, body.bytes, &Limits::default())?;
     let (group, model) = find_group(router, &request)?;
-    auth::may_use(ticket.client.as_ref(), &group, &model)?;
+    auth::may_use(ticket.client.as_deref(), &group, &model)?;
     let (inside, stay_seconds) = router.metrics.stay(group.name());
     ticket.show(inside, stay_seconds);
     let roster = group.roster.load_full();
@@ -196,7 +189,7 @@ pub(crate) async fn begin(
     }
     let prompt = prompt::read(tokenizer, estimates, &request, &asker, bounds).await?;
     check_length(router, &prompt)?;
-    auth::take_tokens(router, ticket.client.as_ref(), prompt.isl_tokens)?;
+    auth::take_tokens(router, ticket.client.as_deref(), prompt.isl_tokens)?;
     let scope = Scope {
         lora: group.is_adapter(&model).then(|| model.clone()),
         salt: request.body().cache_salt().map(Into::into),

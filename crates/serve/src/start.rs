@@ -154,7 +154,10 @@ impl Running {
         for door in &self.doors {
             match door.reload() {
                 Ok(true) => {
-                    tracing::info!(listener = door.section(), "certificate and key were read again")
+                    tracing::info!(
+                        listener = door.section(),
+                        "certificate and key were read again"
+                    );
                 }
                 Ok(false) => {}
                 Err(error) => {

@@ -4,6 +4,7 @@
 //! Invariants: `ring` is the one provider; TLS 1.2 is the least version; HTTP/1.1 the one protocol.
 
 use std::error::Error as StdError;
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,9 +34,9 @@ pub struct TlsError {
 struct Files<'a>(&'a str);
 
 impl Files<'_> {
-    fn error(&self, key: &str, path: &Path, problem: impl ToString) -> TlsError {
+    fn error(&self, key: &str, path: &Path, problem: impl Display) -> TlsError {
         let key = format!("{}.{key}", self.0);
-        TlsError { key, path: path.to_owned(), problem: problem.to_string() }
+        TlsError { key, path: path.to_owned(), problem: format!("{problem}") }
     }
 
     fn certificates(
