@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 
 use crate::load::{self, Case, Outcome, Times};
+use crate::peers::PEERS;
 use crate::proxies::{self, DIRECT, Engines, NGINX, Target};
 use crate::wire::{Api, Stream};
 
@@ -24,6 +25,8 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) struct Options {
     pub(crate) router: PathBuf,
     pub(crate) nginx: PathBuf,
+    /// The venvs of other routers.
+    pub(crate) peers: Option<PathBuf>,
     pub(crate) api: Api,
     /// Part of the description of each case that is run.
     pub(crate) case: String,
@@ -140,6 +143,11 @@ fn start(options: &Options, engines: Engines, dir: &Path) -> anyhow::Result<Vec<
     for setup in proxies::SETUPS {
         if options.wants(setup.name) {
             targets.push(setup.start(router, engines, core, dir)?);
+        }
+    }
+    if let Some(venvs) = &options.peers {
+        for peer in PEERS.iter().filter(|peer| options.wants(peer.name)) {
+            targets.extend(peer.start(venvs, engines, core, dir)?);
         }
     }
     Ok(targets)

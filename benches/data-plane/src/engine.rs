@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep_until};
 
-use crate::wire::{self, Api, DONE, MODEL, Stream};
+use crate::wire::{self, Api, DONE, MODEL, PROMPT_TOKENS, Stream};
 
 /// Room for a request of 32 KiB; a longer one makes the buffer grow.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -147,7 +147,7 @@ async fn answer(
 /// The answer to a prefill leg, as vLLM gives it.
 fn prefilled(body_bytes: usize) -> Vec<u8> {
     let blocks: Vec<String> = (1..=body_bytes / BYTES_PER_BLOCK).map(|n| n.to_string()).collect();
-    let tokens = body_bytes / 4;
+    let tokens = PROMPT_TOKENS;
     let body = format!(
         "{{\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\",\
          \"created\":1700000000,\"model\":\"{MODEL}\",\"choices\":[{{\"index\":0,\"text\":\" a\",\

@@ -10,6 +10,7 @@ mod cpu;
 mod engine;
 mod load;
 mod page;
+mod peers;
 mod proxies;
 mod table;
 mod wire;
@@ -38,6 +39,9 @@ struct Cli {
     /// nginx.
     #[arg(long, default_value = "/usr/sbin/nginx")]
     nginx: PathBuf,
+    /// Where `peers.sh` has put other routers; none are measured without it.
+    #[arg(long)]
+    peers: Option<PathBuf>,
     /// API that the load uses.
     #[arg(long, value_enum, default_value = "completions")]
     api: Api,
@@ -45,7 +49,7 @@ struct Cli {
     #[arg(long, default_value = "")]
     case: String,
     /// Only these targets, beside the direct connection: `nginx`, `local`, `remote`,
-    /// `local-tokenised`.
+    /// `local-tokenised`, or a peer such as `smg-pd`.
     #[arg(long, value_delimiter = ',')]
     targets: Vec<String>,
     /// Rounds; the figures are their medians.
@@ -136,6 +140,7 @@ fn options(cli: &Cli) -> anyhow::Result<Options> {
     Ok(Options {
         router: cli.router.clone().map_or_else(default_router, Ok)?,
         nginx: cli.nginx.clone(),
+        peers: cli.peers.clone(),
         api: cli.api,
         case: cli.case.clone(),
         most_clients: if cli.quick { QUICK_CLIENTS } else { usize::MAX },

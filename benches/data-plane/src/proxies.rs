@@ -219,6 +219,6 @@ fn local(port: u16) -> SocketAddr {
 }
 
 /// A port that was free a moment ago, for programs that cannot choose one themselves.
-fn free_port() -> anyhow::Result<SocketAddr> {
+pub(crate) fn free_port() -> anyhow::Result<SocketAddr> {
     Ok(TcpListener::bind(local(0))?.local_addr()?)
 }

@@ -9,6 +9,10 @@ use memchr::memmem;
 /// The model that engines, routers and load agree on.
 pub(crate) const MODEL: &str = "bench";
 
+/// Tokens of every prompt, as every engine counts them: a router may put the prefill worker's count into
+/// the reply.
+pub(crate) const PROMPT_TOKENS: usize = 256;
+
 /// A head longer than this is an error.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
@@ -49,8 +53,9 @@ impl Api {
              \"created\":1700000000,\"model\":\"{MODEL}\",\"choices\":[{{\"index\":0,{choice},\
              \"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null,\
              \"token_ids\":null}}],\"service_tier\":null,\"system_fingerprint\":null,\
-             \"usage\":{{\"prompt_tokens\":256,\"total_tokens\":320,\"completion_tokens\":64,\
-             \"prompt_tokens_details\":null}},\"kv_transfer_params\":null}}"
+             \"usage\":{{\"prompt_tokens\":{PROMPT_TOKENS},\"total_tokens\":{},\"completion_tokens\":64,\
+             \"prompt_tokens_details\":null}},\"kv_transfer_params\":null}}",
+            PROMPT_TOKENS + 64
         )
     }
 
