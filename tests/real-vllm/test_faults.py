@@ -110,17 +110,22 @@ def test_a_decode_engine_that_dies_within_its_answer(fleet, router):
 
 
 def test_a_hand_off_that_waited_past_its_lease_is_not_used(fleet, tapped, tap):
+    frozen = []
+
     def wait(answer):
         # Frozen, the router cannot know how long the answer has been there.
         tapped.freeze(True)
+        frozen.append(time.monotonic())
         return answer
 
     tap.after = wait
     body = completion(stream=True)
     try:
         exchange = Exchange(tapped.url, COMPLETIONS, body)
-        until("the prompt is computed and kept", lambda: fleet.p.pinned() > 0)
-        until("its lease is over", lambda: fleet.p.pinned() == 0)
+        until("the prompt is computed and kept", lambda: frozen)
+        # By the clock: the engine's gauge is of its last step, and says 0 between two of them.
+        over = frozen[0] + LEASE_SECONDS + 1
+        until("its lease is over", lambda: time.monotonic() > over and fleet.p.pinned() == 0)
         # Other prompts take the blocks, so that what is fetched from them would show.
         for _ in range(4):
             send(fleet.p.url, COMPLETIONS, completion(LONG_PROMPT, max_tokens=1))
