@@ -239,6 +239,15 @@ async fn a_prefill_worker_that_answers_500_is_passed_over() {
 }
 
 #[tokio::test]
+async fn a_prefill_worker_that_answers_with_nonsense_is_passed_over() {
+    for body in ["", "hello", "{}", r#"{"choices":[]}"#, "[]"] {
+        let body = Some(body.to_owned());
+        let nonsense = rule(Leg::Prefill, Action::Status { status: 200, body });
+        another_prefills(nonsense, "protocol").await;
+    }
+}
+
+#[tokio::test]
 async fn a_prefill_worker_that_is_overloaded_is_passed_over() {
     let busy = rule(Leg::Prefill, Action::Status { status: 503, body: None });
     another_prefills(busy, "overload").await;

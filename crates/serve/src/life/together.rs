@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use pointsman_brain::{BookingId, Cause, Leg};
 use pointsman_wire::dialect::{self, Dialect, Handoff, LegRequest, Verdict};
-use pointsman_wire::sse::{Hold, Watch};
+use pointsman_wire::sse::{End, Watch};
 use tokio::task::JoinHandle;
 
 use super::{Answered, Fault, Life, Plan, cause_of, is_event_stream, passed_on};
@@ -233,5 +233,9 @@ async fn drain_events(mut body: Incoming) -> Result<(), Cause> {
             watch.feed(&data);
         }
     }
-    if watch.hold() == Hold::Error { Err(Cause::Status(500)) } else { Ok(()) }
+    match watch.finish() {
+        End::Clean => Ok(()),
+        End::Error => Err(Cause::Status(500)),
+        End::Cut => Err(Cause::Cut),
+    }
 }

@@ -233,7 +233,8 @@ impl Dialect {
     pub fn hands_over(&self, body: &[u8]) -> bool {
         match self {
             Dialect::Vllm(vllm) => vllm.hands_over(body),
-            Dialect::Sglang(_) | Dialect::Trtllm(_) | Dialect::OpenAi => true,
+            Dialect::Sglang(sglang) => sglang.hands_over(body),
+            Dialect::Trtllm(_) | Dialect::OpenAi => false,
         }
     }
 

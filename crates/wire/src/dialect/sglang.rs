@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use super::{Api, LegContext, LegRequest, Meeting, Request, ids_json};
+use crate::json::{self, Object};
 use crate::splice::Edit;
 
 /// What an SGLang worker was found, or told, to be able to do.
@@ -38,6 +39,21 @@ impl Meeting<'_> {
 }
 
 impl Sglang {
+    /// Whether it is an answer of this engine: with choices, or of `/generate`, one or one a prompt.
+    pub(super) fn hands_over(self, body: &[u8]) -> bool {
+        let Ok(text) = json::text(body) else { return false };
+        let is_list = |raw: &str| {
+            json::array(raw)
+                .is_ok_and(|list| list.reduce(Result::and).is_some_and(|all| all.is_ok()))
+        };
+        match Object::parse(text) {
+            Some(answer) => {
+                answer.get("choices").is_some_and(is_list) || answer.get("meta_info").is_some()
+            }
+            None => is_list(text.trim_start()),
+        }
+    }
+
     /// The requests to the prefill and the decode worker.
     pub(super) fn together(
         self,
@@ -120,6 +136,21 @@ fn send(edit: &Edit<'_>, request: &Request, leg: &LegContext<'_>) -> LegRequest 
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn an_answer_has_choices_or_is_that_of_generate() {
+        let hands_over = |body: &str| Sglang::default().hands_over(body.as_bytes());
+        for body in [
+            r#"{"choices":[{"index":0}]}"#,
+            r#"{"text":"","meta_info":{}}"#,
+            r#"[{"meta_info":{}}]"#,
+        ] {
+            assert!(hands_over(body), "{body}");
+        }
+        for body in ["", "hello", "{}", "[]", r#"{"choices":[]}"#, r#"{"choices":1}"#, "[1"] {
+            assert!(!hands_over(body), "{body}");
+        }
+    }
 
     proptest! {
         #[test]
