@@ -78,19 +78,11 @@ async fn is_made_good(faults: Faults, stream: bool, outcome: Outcome) {
     let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
     let went = (head.status, head.path(), head.reason(), head.worker());
     assert_eq!(went, (200, outcome.path, outcome.reason, outcome.worker), "{body:?}");
-    assert_says_the_same(&fleet, &asked, &body).await;
+    fleet.assert_completed_as_alone(&asked, &body).await;
     assert_eq!(fleet.legs("p0", "prefill"), outcome.prefills);
     let (leg, cause) = outcome.failure;
     assert_eq!(fleet.failures(leg, cause).await, 1);
     fleet.assert_nothing_leaks_but_pins(outcome.pinned).await;
-}
-
-async fn assert_says_the_same(fleet: &Fleet, asked: &Value, body: &Body) {
-    if asked["stream"] == true {
-        fleet.assert_streamed_as_alone("/v1/completions", asked, body).await;
-    } else {
-        fleet.assert_as_alone(&Request::completion(asked), &body.json()).await;
-    }
 }
 
 fn status(leg: Leg, status: u16) -> Faults {
@@ -182,7 +174,7 @@ async fn a_decode_worker_that_answers_500_to_everything_is_replaced() {
         let asked = completion(&prompt(1, 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.worker()), (200, "d1"), "{body:?}");
-        assert_says_the_same(&fleet, &asked, &body).await;
+        fleet.assert_completed_as_alone(&asked, &body).await;
         fleet.assert_nothing_leaks_but_pins(1).await;
     }
 }
@@ -199,7 +191,7 @@ async fn where_no_worker_prefills_locally_a_decode_worker_that_answers_500_is_re
         let asked = completion(&prompt(1, 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d1"), "{body:?}");
-        assert_says_the_same(&fleet, &asked, &body).await;
+        fleet.assert_completed_as_alone(&asked, &body).await;
         fleet.assert_nothing_leaks_but_pins(1).await;
     }
 }
@@ -266,7 +258,7 @@ async fn a_decode_worker_that_dies_of_a_hand_off_is_passed_over() {
         let asked = completion(&prompt(1, 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d1"), "{body:?}");
-        assert_says_the_same(&fleet, &asked, &body).await;
+        fleet.assert_completed_as_alone(&asked, &body).await;
         assert_eq!(fleet.stats("d0")["dead"], true);
         wait_until(async || match fleet.leaks().await {
             leaks if leaks.is_empty() => Ok(()),
@@ -449,7 +441,7 @@ async fn the_other_does_it_locally(specs: [Spec; 2], faults: Faults, stream: boo
         (200, "local", second.as_str()),
         "{body:?}"
     );
-    assert_says_the_same(&fleet, &asked, &body).await;
+    fleet.assert_completed_as_alone(&asked, &body).await;
     assert!(fleet.requests(&first).len() <= 1, "never the same again");
     assert_eq!(fleet.failures("local", cause).await, 1);
     fleet.assert_nothing_leaks().await;

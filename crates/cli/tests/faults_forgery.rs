@@ -33,11 +33,7 @@ async fn gains_nothing(members: &str) {
             let (head, body) = forged.send(fleet.addr()).await;
             assert_eq!((head.status, head.path()), (200, &policy[7..]), "{body:?}");
             let asked = completion(&prompt(1, 100), 4, stream);
-            if stream {
-                fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
-            } else {
-                fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
-            }
+            fleet.assert_completed_as_alone(&asked, &body).await;
         }
         assert_engines_saw_nothing_forged(&fleet);
         fleet.assert_nothing_leaks().await;

@@ -61,11 +61,7 @@ async fn both_legs_name_one_transfer_and_the_text_is_that_of_an_engine_alone() {
         let asked = completion(&prompt(seed, 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d0"), "{body:?}");
-        if stream {
-            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
-        } else {
-            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
-        }
+        fleet.assert_completed_as_alone(&asked, &body).await;
     }
     let asked = chat("tell me of rooms where two meet and neither waits for ever", 6, true);
     let (head, body) = Request::chat(&asked).send(fleet.addr()).await;
@@ -147,11 +143,9 @@ async fn it_is_repeated_locally(faults: Faults, cause: &str) {
         let asked = completion(&prompt(u32::from(stream), 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d0"), "{body:?}");
-        if stream {
-            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
-        } else {
+        fleet.assert_completed_as_alone(&asked, &body).await;
+        if !stream {
             assert_eq!(head.reason(), "retry_local");
-            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
             assert_eq!(fleet.failures("prefill", cause).await, failures + 1);
         }
     }
@@ -232,11 +226,7 @@ async fn kv_that_cannot_be_fetched_is_computed_by_the_same_worker_before_the_cli
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         let came = (head.status, head.path(), head.reason(), head.worker());
         assert_eq!(came, (200, "local", "retry_local", "d0"), "{body:?}");
-        if stream {
-            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
-        } else {
-            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
-        }
+        fleet.assert_completed_as_alone(&asked, &body).await;
         assert_eq!(fleet.failures("decode", "kv_load").await, at as u64 + 1);
     }
     assert_eq!(fleet.router.worker("d0").await.unwrap()["condition"], "up");

@@ -13,30 +13,20 @@ use serde_json::{Value, json};
 use support::fleet::{MODEL, chat, completion, prompt, rule, times, unwatched};
 use support::{Fleet, Head, Request, Spec, wait_for, wait_until};
 
-/// Makes a worker one of SGLang.
-fn sglang(spec: Spec) -> Spec {
-    spec.engine(|engine| engine.dialect = Dialect::Sglang).worker(json!({"engine": "sglang"}))
-}
-
 fn prefill(name: &str) -> Spec {
-    sglang(support::prefill(name))
+    support::prefill(name).sglang()
 }
 
 fn decode(name: &str) -> Spec {
-    sglang(support::decode(name))
+    support::decode(name).sglang()
 }
 
 fn unified(name: &str) -> Spec {
-    sglang(support::unified(name))
+    support::unified(name).sglang()
 }
 
 fn request(seed: u32) -> Request {
     Request::completion(&completion(&prompt(seed, 200), 8, false))
-}
-
-/// What an engine was sent, as JSON.
-fn bodies(fleet: &Fleet, worker: &str) -> Vec<Value> {
-    fleet.requests(worker).iter().map(|request| request["json"].clone()).collect()
 }
 
 fn without_bootstrap(body: &Value) -> Value {
@@ -55,12 +45,8 @@ async fn a_request_goes_to_both_workers_at_once_with_the_place_where_they_meet()
         let asked = completion(&prompt(at as u32, 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d0"), "{body:?}");
-        if stream {
-            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
-        } else {
-            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
-        }
-        let (to_prefill, to_decode) = (bodies(&fleet, "p0"), bodies(&fleet, "d0"));
+        fleet.assert_completed_as_alone(&asked, &body).await;
+        let (to_prefill, to_decode) = (fleet.bodies("p0"), fleet.bodies("d0"));
         assert_eq!(to_prefill[at], to_decode[at]);
         assert_eq!(without_bootstrap(&to_prefill[at]), asked);
         // Nobody told the port to the router but the engine.
@@ -69,7 +55,7 @@ async fn a_request_goes_to_both_workers_at_once_with_the_place_where_they_meet()
         assert_eq!(to_decode[at]["bootstrap_host"], json!("127.0.0.1"));
     }
     let rooms: Vec<u64> =
-        bodies(&fleet, "d0").iter().map(|body| body["bootstrap_room"].as_u64().unwrap()).collect();
+        fleet.bodies("d0").iter().map(|body| body["bootstrap_room"].as_u64().unwrap()).collect();
     assert!(rooms[0] != rooms[1] && rooms.iter().all(|room| *room < 1 << 63), "{rooms:?}");
     let asked = chat("tell me of rooms where two meet and neither waits for ever", 6, true);
     let (head, body) = Request::chat(&asked).send(fleet.addr()).await;
@@ -88,7 +74,7 @@ async fn ranks_are_named_to_both_workers() {
         let (head, reply) = request(seed).json(fleet.addr()).await;
         assert_eq!((head.status, head.path()), (200, "remote"), "{reply}");
     }
-    for (to_prefill, to_decode) in bodies(&fleet, "p0").iter().zip(bodies(&fleet, "d0")) {
+    for (to_prefill, to_decode) in fleet.bodies("p0").iter().zip(fleet.bodies("d0")) {
         let rank = to_prefill["routed_dp_rank"].as_u64().unwrap();
         assert_eq!(to_prefill["bootstrap_room"].as_u64().unwrap() % 2, rank);
         assert_eq!(to_decode["disagg_prefill_dp_rank"].as_u64(), Some(rank));
@@ -104,7 +90,7 @@ async fn where_decode_workers_meet_a_prefill_worker_can_be_configured() {
     let fleet = Fleet::with([named, decode("d0")], settings(json!({}))).await;
     let (head, body) = request(1).send(fleet.addr()).await;
     assert_eq!(head.status, 503, "{body:?}");
-    let sent = &bodies(&fleet, "d0")[0];
+    let sent = &fleet.bodies("d0")[0];
     assert_eq!(
         (&sent["bootstrap_host"], &sent["bootstrap_port"]),
         (&json!("p0.cluster"), &json!(9))
@@ -189,11 +175,9 @@ async fn another_prefills(faults: Faults, cause: &str) {
         let asked = completion(&prompt(u32::from(stream), 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path()), (200, "remote"), "{body:?}");
-        if stream {
-            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
-        } else {
+        fleet.assert_completed_as_alone(&asked, &body).await;
+        if !stream {
             assert_eq!(head.reason(), "retry_prefill");
-            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
             assert_eq!(fleet.failures("prefill", cause).await, failures + 1);
         }
     }
@@ -443,7 +427,7 @@ async fn a_unified_worker_takes_what_the_pairs_cannot() {
     let (head, _) = Request::completion(&choices).json(fleet.addr()).await;
     assert_eq!((head.status, head.worker()), (200, "u0"));
     // Nothing of a hand-off goes to it.
-    assert_eq!(bodies(&fleet, "u0")[1], choices);
+    assert_eq!(fleet.bodies("u0")[1], choices);
     let (head, _) = wish(request(3), "remote").json(fleet.addr()).await;
     assert_eq!((head.path(), head.worker()), ("remote", "d0"));
     fleet.assert_nothing_leaks().await;
@@ -457,13 +441,13 @@ async fn a_decode_worker_that_says_it_prefills_does_so_when_told() {
     let (head, reply) = wish(asked.clone(), "local").json(fleet.addr()).await;
     assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d0"), "{reply}");
     fleet.assert_as_alone(&asked, &reply).await;
-    assert_eq!(bodies(&fleet, "d0")[0]["do_local_prefill"], json!(true));
+    assert_eq!(fleet.bodies("d0")[0]["do_local_prefill"], json!(true));
     // A client cannot say so.
     let mut forged = completion(&prompt(2, 200), 4, false);
     forged["do_local_prefill"] = json!(true);
     let (head, _) = wish(Request::completion(&forged), "remote").json(fleet.addr()).await;
     assert_eq!((head.status, head.path()), (200, "remote"));
-    assert!(bodies(&fleet, "d0")[1].get("do_local_prefill").is_none());
+    assert!(fleet.bodies("d0")[1].get("do_local_prefill").is_none());
     fleet.assert_nothing_leaks().await;
 }
 
@@ -631,7 +615,7 @@ async fn the_native_endpoint_is_routed_likewise() {
     let (head, reply) = generate(&ids).json(fleet.addr()).await;
     assert_eq!((head.path(), head.worker()), ("remote", "d0"));
     assert_generated(&fleet, &head, &reply, &ids).await;
-    assert_eq!(without_bootstrap(&bodies(&fleet, "p0")[0]), ids);
+    assert_eq!(without_bootstrap(&fleet.bodies("p0")[0]), ids);
     let text =
         json!({"text": "two workers meet in a room ".repeat(20), "sampling_params": sampling});
     let (head, reply) = generate(&text).json(fleet.addr()).await;

@@ -7,31 +7,23 @@ mod support;
 
 use std::time::Duration;
 
-use pointsman_sim::mock::{Action, Dialect, Faults, Leg};
+use pointsman_sim::mock::{Action, Faults, Leg};
 use serde_json::{Value, json};
 use support::fleet::{MODEL, completion, prompt, rule, times, unwatched};
 use support::{Fleet, Request, Spec};
 
-fn sglang(spec: Spec) -> Spec {
-    spec.engine(|engine| engine.dialect = Dialect::Sglang).worker(json!({"engine": "sglang"}))
-}
-
 fn prefill(name: &str) -> Spec {
-    sglang(support::prefill(name))
+    support::prefill(name).sglang()
 }
 
 fn decode(name: &str) -> Spec {
-    sglang(support::decode(name))
+    support::decode(name).sglang()
 }
 
 /// Prompts of different lengths, as ids.
 fn batch(seed: u32) -> Value {
     let prompts: Vec<_> = (0..3).map(|at| prompt(seed + at, 120 + 40 * at)).collect();
     json!({"model": MODEL, "prompt": prompts, "max_tokens": 6, "temperature": 0})
-}
-
-fn bodies(fleet: &Fleet, worker: &str) -> Vec<Value> {
-    fleet.requests(worker).iter().map(|request| request["json"].clone()).collect()
 }
 
 fn rooms(body: &Value) -> Vec<u64> {
@@ -57,7 +49,7 @@ async fn each_prompt_of_a_batch_meets_in_a_room_of_its_own() {
     assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d0"), "{reply}");
     assert_eq!(head.reason(), "guard_capability");
     fleet.assert_as_alone(&asked, &reply).await;
-    let (to_prefill, to_decode) = (&bodies(&fleet, "p0")[0], &bodies(&fleet, "d0")[0]);
+    let (to_prefill, to_decode) = (&fleet.bodies("p0")[0], &fleet.bodies("d0")[0]);
     assert_eq!(to_prefill, to_decode);
     let mut rooms = rooms(to_decode);
     rooms.dedup();
@@ -109,7 +101,7 @@ async fn all_rooms_of_a_batch_lead_to_the_rank_that_computes_it() {
         let (head, reply) = Request::completion(&batch(seed)).json(fleet.addr()).await;
         assert_eq!((head.status, head.path()), (200, "remote"), "{reply}");
     }
-    for body in bodies(&fleet, "d0") {
+    for body in fleet.bodies("d0") {
         let rank = body["disagg_prefill_dp_rank"].as_u64().unwrap();
         assert!(rooms(&body).iter().all(|room| room % 2 == rank), "{body}");
     }
@@ -183,11 +175,11 @@ async fn a_client_that_leaves_a_batch_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_worker_that_takes_a_batch_whole_is_given_it() {
-    let unified = sglang(support::unified("u0"));
+    let unified = support::unified("u0").sglang();
     let fleet = Fleet::start([prefill("p0"), decode("d0"), unified]).await;
     let (head, reply) = Request::completion(&batch(1)).json(fleet.addr()).await;
     assert_eq!((head.status, head.reason(), head.worker()), (200, "batch", "u0"), "{reply}");
-    assert_eq!(bodies(&fleet, "u0")[0], batch(1), "nothing of a hand-off goes to it");
+    assert_eq!(fleet.bodies("u0")[0], batch(1), "nothing of a hand-off goes to it");
     fleet.assert_nothing_leaks().await;
 }
 

@@ -30,10 +30,6 @@ fn request(seed: u32) -> Request {
     Request::completion(&completion(&prompt(seed, 200), 8, false))
 }
 
-fn bodies(fleet: &Fleet, worker: &str) -> Vec<Value> {
-    fleet.requests(worker).iter().map(|request| request["json"].clone()).collect()
-}
-
 fn settings(more: Value) -> Value {
     let mut settings = unwatched(json!({"timeouts": {"prefill": "600ms"}}));
     support::merge(&mut settings, more);
@@ -47,13 +43,9 @@ async fn a_cold_prompt_is_computed_by_one_worker_and_answered_by_the_other() {
         let asked = completion(&prompt(u32::from(stream), 200), 8, stream);
         let (head, body) = Request::completion(&asked).send(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.worker()), (200, "remote", "d0"), "{body:?}");
-        if stream {
-            fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
-        } else {
-            fleet.assert_as_alone(&Request::completion(&asked), &body.json()).await;
-        }
+        fleet.assert_completed_as_alone(&asked, &body).await;
     }
-    let (contexts, generations) = (bodies(&fleet, "p0"), bodies(&fleet, "d0"));
+    let (contexts, generations) = (fleet.bodies("p0"), fleet.bodies("d0"));
     let sent = &contexts[1]["disaggregated_params"];
     assert_eq!(
         (&sent["request_type"], &contexts[1]["stream"]),
@@ -87,8 +79,8 @@ async fn the_prompt_goes_on_as_the_ids_that_were_computed() {
     let (head, reply) = Request::completion(&asked).json(fleet.addr()).await;
     assert_eq!((head.status, head.path()), (200, "remote"), "{reply}");
     fleet.assert_as_alone(&Request::completion(&asked), &reply).await;
-    assert_eq!(bodies(&fleet, "p0")[0]["prompt"], asked["prompt"]);
-    let ids = bodies(&fleet, "d0")[0]["prompt"].clone();
+    assert_eq!(fleet.bodies("p0")[0]["prompt"], asked["prompt"]);
+    let ids = fleet.bodies("d0")[0]["prompt"].clone();
     assert_eq!(
         ids.as_array().unwrap().len() as u64,
         reply["usage"]["prompt_tokens"].as_u64().unwrap()
@@ -98,7 +90,7 @@ async fn the_prompt_goes_on_as_the_ids_that_were_computed() {
     let (head, body) = Request::chat(&asked).send(fleet.addr()).await;
     assert_eq!((head.status, head.path()), (200, "remote"), "{body:?}");
     fleet.assert_streamed_as_alone("/v1/chat/completions", &asked, &body).await;
-    let generation = &bodies(&fleet, "d0")[1];
+    let generation = &fleet.bodies("d0")[1];
     assert!(generation["prompt_token_ids"].is_array());
     assert_eq!(generation["messages"], asked["messages"]);
     fleet.assert_nothing_leaks().await;
@@ -154,7 +146,7 @@ async fn several_choices_and_several_prompts_go_local() {
         let (head, reply) = Request::completion(&asked).json(fleet.addr()).await;
         assert_eq!((head.status, head.path(), head.reason()), (200, "local", "batch"), "{reply}");
         assert_eq!(reply["choices"].as_array().unwrap().len(), 2, "{reply}");
-        assert_eq!(bodies(&fleet, "d0")[at], asked, "nothing is added");
+        assert_eq!(fleet.bodies("d0")[at], asked, "nothing is added");
     }
     fleet.assert_nothing_leaks().await;
 }
@@ -169,14 +161,14 @@ async fn a_clients_own_params_never_pass_and_its_encoder_handles_only_where_they
     let closed = Fleet::start([prefill("p0"), decode("d0")]).await;
     let (head, _) = Request::completion(&asked).json(closed.addr()).await;
     assert_eq!((head.status, head.path()), (200, "local"));
-    assert!(bodies(&closed, "d0")[0].get("disaggregated_params").is_none());
+    assert!(closed.bodies("d0")[0].get("disaggregated_params").is_none());
     closed.assert_nothing_leaks().await;
     let open = |spec: Spec| spec.worker(json!({"takes_encoder_handles": true}));
     let open = Fleet::start([open(prefill("p0")), open(decode("d0"))]).await;
     let (head, _) = Request::completion(&asked).json(open.addr()).await;
     assert_eq!(head.status, 200);
     assert_eq!(
-        bodies(&open, "d0")[0]["disaggregated_params"],
+        open.bodies("d0")[0]["disaggregated_params"],
         json!({"request_type": "context_and_generation", "multimodal_embedding_handles": [{"h": 1}]})
     );
     open.assert_nothing_leaks().await;
@@ -261,7 +253,7 @@ async fn a_decode_worker_that_dies_with_the_request_is_passed_over_and_its_hand_
     assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d1"), "{body:?}");
     fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
     // It may have been pulled.
-    assert_eq!(bodies(&fleet, "d1"), [asked]);
+    assert_eq!(fleet.bodies("d1"), [asked]);
     assert_eq!(fleet.failures("decode", "cut").await, 1);
     fleet.assert_no_violation();
 }
@@ -299,7 +291,7 @@ async fn a_context_that_nobody_decodes_is_pulled_so_that_it_frees_its_kv() {
     let (head, _) = request(1).send(fleet.addr()).await;
     assert_eq!(head.status, 400);
     wait_for("the release", async || (fleet.requests("d0").len() == 2).then_some(())).await;
-    assert_eq!(bodies(&fleet, "d0")[1]["max_tokens"], json!(1));
+    assert_eq!(fleet.bodies("d0")[1]["max_tokens"], json!(1));
     fleet.assert_nothing_leaks().await;
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use pointsman_sim::mock::{
-    Action, Connector, EngineConfig, Fault, Faults, KvSocket, Leg, MockEngine, Role,
+    Action, Connector, Dialect, EngineConfig, Fault, Faults, KvSocket, Leg, MockEngine, Role,
 };
 use serde_json::{Value, json};
 
@@ -67,6 +67,12 @@ impl Spec {
     pub fn worker(mut self, keys: Value) -> Spec {
         merge(&mut self.worker, keys);
         self
+    }
+
+    /// An engine of SGLang.
+    #[must_use]
+    pub fn sglang(self) -> Spec {
+        self.engine(|engine| engine.dialect = Dialect::Sglang).worker(json!({"engine": "sglang"}))
     }
 
     /// A short lease, where what is left pinned nobody can name and release.
@@ -266,6 +272,11 @@ impl Fleet {
         self.stats(name)["requests"].as_array().cloned().unwrap_or_default()
     }
 
+    /// What an engine was sent, as JSON.
+    pub fn bodies(&self, name: &str) -> Vec<Value> {
+        self.requests(name).iter().map(|request| request["json"].clone()).collect()
+    }
+
     /// What an engine of this kind says to a request by itself, nothing being wrong.
     pub async fn expected(&self, request: &Request) -> Value {
         let dialect = self.engines.first().map(|engine| engine.config.dialect);
@@ -296,6 +307,15 @@ impl Fleet {
         let choice = &expected["choices"][0];
         let text = choice["text"].as_str().or_else(|| choice["message"]["content"].as_str());
         assert_eq!(body.content(), text.expect("a reply with text"));
+    }
+
+    /// The answer to a completion, a stream or not, says what an engine alone would have said.
+    pub async fn assert_completed_as_alone(&self, request: &Value, body: &Body) {
+        if request["stream"] == true {
+            self.assert_streamed_as_alone("/v1/completions", request, body).await;
+        } else {
+            self.assert_as_alone(&Request::completion(request), &body.json()).await;
+        }
     }
 
     /// `leg_failures_total`
