@@ -8,6 +8,7 @@
 pub mod client;
 pub mod fleet;
 pub mod metrics;
+pub mod raw;
 pub mod router;
 pub mod valve;
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 pub use client::{Body, Exchange, Head, Request};
 pub use fleet::{Fleet, Spec, decode, prefill, unified};
 pub use metrics::Metrics;
+pub use raw::{Act, Raw, Then};
 pub use router::Router;
 use serde_json::Value;
 use tokio::time::Instant;
