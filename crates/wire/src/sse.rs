@@ -69,6 +69,8 @@ enum Name {
     Plain,
     Error,
     Last,
+    /// Another one, which says nothing here.
+    Other,
 }
 
 /// Names of the event that ends a stream of the Responses and Messages APIs, which pass through.
@@ -120,13 +122,15 @@ impl Watch {
             let (line, ending) = rest.split_at_checked(end).unwrap_or_default();
             at += end + if ending.starts_with(b"\r\n") { 2 } else { 1 };
             self.after_cr = ending == b"\r";
-            if self.line.is_empty() && !self.overlong {
+            if self.line.is_empty() && !self.overlong && line.len() <= MAX_LINE_BYTES {
                 self.line_in_chunk(line, &mut data);
             } else {
                 self.keep(line);
                 let line = std::mem::take(&mut self.line);
                 if std::mem::take(&mut self.overlong) {
                     self.content_events += 1;
+                    // Its event goes on.
+                    self.has_data = true;
                 } else {
                     self.line_from_before(&line, &mut data);
                 }
@@ -300,7 +304,8 @@ impl<'a> Line<'a> {
             match field(line, b"event") {
                 Some(b"error") => Line::Name(Name::Error),
                 Some(name) if LAST_EVENTS.contains(&name) => Line::Name(Name::Last),
-                _ => Line::Other,
+                Some(_) => Line::Name(Name::Other),
+                None => Line::Other,
             }
         }
     }
@@ -445,6 +450,29 @@ mod tests {
             r#"{"note":"\"content\":\"a\""}"#,
         ] {
             assert_eq!(watch(&format!("data: {nothing}\n\n")).hold(), Hold::Hold, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn an_event_of_which_only_the_name_has_come_is_not_whole() {
+        let mut watch = watch("data: {}\n\n");
+        assert_eq!(watch.feed(b"event: response.created\n").whole, 0);
+        assert_eq!(watch.feed(b"data: {}\n\n").whole, 10);
+        // The last name counts.
+        watch.feed(b"event: error\nevent: other\ndata: {}\n\n");
+        assert_eq!(watch.error(), None);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_content_wherever_it_is_split() {
+        let long = format!("data: {{\"x\":\"{}\"}}\n", "y".repeat(MAX_LINE_BYTES));
+        for length in [long.len(), long.len() - 1, 1 << 16] {
+            let mut watch = Watch::new();
+            for chunk in long.as_bytes().chunks(length) {
+                assert_eq!(watch.feed(chunk).whole, 0, "its event goes on");
+            }
+            assert_eq!(watch.feed(b"\n").whole, 1);
+            assert_eq!((watch.content_events(), watch.error()), (1, None));
         }
     }
 
