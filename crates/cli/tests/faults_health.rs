@@ -68,7 +68,7 @@ async fn lets_go_in(faults: Faults, fails_after: Duration) -> Duration {
     assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d0"), "{body:?}");
     assert_eq!(body.json()["choices"][0]["text"], "alone");
     assert!(fleet.requests("p0").len() <= 1, "a prompt was prefilled again");
-    let leg = raw.seen()[0];
+    let leg = raw.seen()[0].clone();
     let left = wait_for("the leg's end", async || raw.seen()[0].left).await;
     (left - leg.came).saturating_sub(fails_after)
 }

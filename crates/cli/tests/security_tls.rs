@@ -355,3 +355,32 @@ async fn workers_that_want_a_certificate_get_the_routers() {
     assert_serves(&engine, tls).await;
     assert_told(&engine, json!({"ca": ours.ca()}), "`upstream.tls.certificate`").await;
 }
+
+#[tokio::test]
+async fn at_sighup_trust_in_workers_is_read_again_and_a_broken_file_changes_nothing() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    let engine = engine(&ours.sign("engine"), None).await;
+    let ca = other.dir.path().join("trusted.pem");
+    std::fs::copy(other.ca(), &ca).expect("a file");
+    let (router, _) = before(&engine, json!({"ca": ca})).await;
+    let status = async |seed| {
+        let (head, _) = router.complete(&completion(&prompt(seed, 20), 2, false)).await;
+        head.status
+    };
+    assert_eq!(status(1).await, 503);
+    std::fs::copy(ours.ca(), &ca).expect("a file");
+    router.signal("HUP");
+    wait_until(async || match status(2).await {
+        200 => Ok(()),
+        status => Err(format!("the worker is not trusted: {status}")),
+    })
+    .await;
+    std::fs::write(&ca, "nothing").expect("a file");
+    router.signal("HUP");
+    wait_until(async || match router.log().contains("trust in workers stays as it was") {
+        true => Ok(()),
+        false => Err("no line on the broken file".to_owned()),
+    })
+    .await;
+    assert_eq!(status(3).await, 200);
+}

@@ -22,6 +22,7 @@ mod headers;
 mod hold;
 mod kv_metrics;
 mod life;
+mod line;
 mod listener;
 mod mark;
 mod metrics;

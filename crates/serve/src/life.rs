@@ -455,7 +455,7 @@ impl Life {
         let timeouts = &self.router.settings.timeouts;
         let limit = self.router.settings.limits.max_reply_bytes.get();
         let exchange = async {
-            let response = self.send(rank, leg, Begun::default(), timeouts.prefill).await?;
+            let response = self.send(rank, leg, None, timeouts.prefill).await?;
             let (head, body) = response.into_parts();
             Ok((head, read(body, limit).await?))
         };
@@ -519,9 +519,9 @@ impl Life {
             },
         };
         let wait = self.head_wait();
-        let begun = handoff.as_ref().map(Unused::begun).unwrap_or_default();
+        let begun = handoff.as_ref().map(Unused::begun);
         let sent = self.send(rank, request, begun.clone(), wait).await;
-        if matches!(sent, Err(Cause::Connect)) && !begun.get() {
+        if matches!(sent, Err(Cause::Connect)) && !begun.is_some_and(|begun| begun.get()) {
             // Nothing went out, so the hand-off is as good as before.
             return Err(Fault { unused: handoff, ..fault(Cause::Connect) });
         }
@@ -576,7 +576,7 @@ impl Life {
         &self,
         rank: &Rank,
         leg: LegRequest,
-        begun: Begun,
+        begun: Option<Begun>,
         wait: std::time::Duration,
     ) -> Result<Response<Incoming>, Cause> {
         let uri = rank.worker.uri(&self.path).map_err(|_| Cause::Protocol)?;

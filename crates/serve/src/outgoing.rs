@@ -10,10 +10,11 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 /// A body in one piece.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Outgoing {
     bytes: Option<Bytes>,
-    begun: Begun,
+    /// Who wants to know that it goes out; such a body goes out once.
+    begun: Option<Begun>,
 }
 
 /// Whether a leg's body was asked for by a connection: until then nothing of the leg has gone out.
@@ -27,15 +28,21 @@ impl Begun {
 }
 
 impl Outgoing {
-    /// A body that reports on `begun`.
-    pub(crate) fn new(bytes: Bytes, begun: Begun) -> Outgoing {
+    /// A body that reports on `begun`, if anybody wants to know.
+    pub(crate) fn new(bytes: Bytes, begun: Option<Begun>) -> Outgoing {
         Outgoing { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), begun }
+    }
+
+    /// Whether it may be sent again where nobody read it. What holds a hand-off may not: it would be
+    /// used twice if it was read after all.
+    pub(crate) fn may_go_again(&self) -> bool {
+        self.begun.is_none()
     }
 }
 
 impl From<Bytes> for Outgoing {
     fn from(bytes: Bytes) -> Outgoing {
-        Outgoing::new(bytes, Begun::default())
+        Outgoing::new(bytes, None)
     }
 }
 
@@ -47,7 +54,9 @@ impl Body for Outgoing {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.begun.0.store(true, Ordering::Release);
+        if let Some(begun) = &self.begun {
+            begun.0.store(true, Ordering::Release);
+        }
         Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
     }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use pointsman_brain::Brain;
-use pointsman_config::{Model, Settings};
+use pointsman_config::{Model, Settings, UpstreamTls};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -148,8 +148,8 @@ impl Running {
         self.admin_addr
     }
 
-    /// Reads the listeners' certificates and keys again. Where one cannot be used, that listener keeps what
-    /// it has, and the log says why.
+    /// Reads the certificates and keys of the listeners, and those of `upstream.tls`, again. Where one cannot
+    /// be used, what it is for keeps what it has, and the log says why.
     pub fn reload_certificates(&self) {
         for door in &self.doors {
             match door.reload() {
@@ -164,6 +164,17 @@ impl Running {
                     tracing::error!(%error, "certificate and key stay as they were");
                 }
             }
+        }
+        let upstream = &self.router.settings.upstream.tls;
+        if *upstream == UpstreamTls::default() {
+            return;
+        }
+        match tls::client(upstream) {
+            Ok(tls) => {
+                self.router.upstream.trust(tls);
+                tracing::info!("the files of `upstream.tls` were read again");
+            }
+            Err(error) => tracing::error!(%error, "trust in workers stays as it was"),
         }
     }
 

@@ -1,33 +1,52 @@
 //! HTTP to the engines: one pooled client for all of them, and what went wrong in the ladder's words.
 //!
 //! Invariants: every wait has a bound; dropping a future or a body closes its connection, which is
-//! how an engine learns that nobody listens any more. Not here: which worker is asked, and retries.
+//! how an engine learns that nobody listens any more. Not here: which worker is asked, and retries, but
+//! for the one where an engine closed an idle connection just as a request went out.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use pointsman_brain::Cause;
 use rustls::ClientConfig;
 
+use crate::line::{self, Lines};
 use crate::outgoing::Outgoing;
 use crate::tls;
 
 /// The client of all engines.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    client: Client<HttpsConnector<HttpConnector>, Outgoing>,
-    troubles: Arc<Troubles>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    pool: ArcSwap<Pool>,
+    making: Making,
+    tls: ArcSwap<ClientConfig>,
+    troubles: Troubles,
+}
+
+type Pool = Client<Lines<HttpsConnector<HttpConnector>>, Outgoing>;
+
+/// How connections are made and kept.
+#[derive(Clone, Copy)]
+struct Making {
+    idle_connections: usize,
+    idle: Duration,
+    connect: Duration,
 }
 
 /// Places that cannot be spoken to by TLS, and why. They are workers', so that there are few.
@@ -64,8 +83,40 @@ fn secure_place(uri: &Uri) -> Option<&str> {
     uri.authority().filter(|_| secure).map(http::uri::Authority::as_str)
 }
 
-/// How often an idle TCP connection to an engine is probed.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
+/// Silence after which an open connection is probed, and again at each pause.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+const PROBE_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long an engine's host may leave what was sent unacknowledged, probes too: then it is gone, and with
+/// it every connection to it.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(20);
+
+/// How soon a used connection has to end for it to have been closed before the request came.
+const CLOSED_BEFORE: Duration = Duration::from_secs(1);
+
+impl Making {
+    fn pool(self, tls: &ClientConfig) -> Arc<Pool> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(self.connect));
+        connector.set_keepalive(Some(PROBE_AFTER));
+        connector.set_keepalive_interval(Some(PROBE_PAUSE));
+        #[cfg(target_os = "linux")]
+        connector.set_tcp_user_timeout(Some(ACKNOWLEDGED_WITHIN));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls.clone())
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(self.idle)
+            .pool_max_idle_per_host(self.idle_connections)
+            .build(Lines(connector));
+        Arc::new(client)
+    }
+}
 
 impl Upstream {
     /// A client that keeps `idle_connections` per engine, each unused at most for `idle`.
@@ -75,28 +126,29 @@ impl Upstream {
         connect: Duration,
         tls: ClientConfig,
     ) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.enforce_http(false);
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect));
-        connector.set_keepalive(Some(TCP_KEEPALIVE));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(connector);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(idle)
-            .pool_max_idle_per_host(idle_connections)
-            .build(connector);
-        Upstream { client, troubles: Arc::default() }
+        let making = Making { idle_connections, idle, connect };
+        let pool = ArcSwap::new(making.pool(&tls));
+        let (tls, troubles) = (ArcSwap::from_pointee(tls), Troubles::default());
+        Upstream { shared: Arc::new(Shared { pool, making, tls, troubles }) }
+    }
+
+    /// Uses no connection of before for further requests, because another host may be meant by then;
+    /// what runs goes on.
+    pub(crate) fn connect_anew(&self) {
+        let Shared { pool, making, tls, .. } = &*self.shared;
+        pool.store(making.pool(&tls.load()));
+    }
+
+    /// The same, with other certificates.
+    pub(crate) fn trust(&self, tls: ClientConfig) {
+        self.shared.tls.store(Arc::new(tls));
+        self.connect_anew();
     }
 
     /// Why the last try to speak to the place of a URI by TLS failed, and what to do.
     pub(crate) fn trouble(&self, uri: &Uri) -> Option<String> {
         let place = secure_place(uri)?;
-        let by_place = self.troubles.by_place.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_place = self.shared.troubles.by_place.lock().unwrap_or_else(PoisonError::into_inner);
         by_place.get(place).cloned()
     }
 
@@ -145,23 +197,38 @@ impl Upstream {
         self.send(request, wait).await
     }
 
+    /// Sends a request, and once more where its connection was closed before it came.
+    async fn exchange(&self, request: Request<Outgoing>) -> Result<Response<Incoming>, Error> {
+        let pool = self.shared.pool.load_full();
+        let again = request.body().may_go_again().then(|| request.clone());
+        let sent = Instant::now();
+        match (pool.request(request).await, again) {
+            (Err(error), Some(again))
+                if line::ended_unanswered(&error) && sent.elapsed() < CLOSED_BEFORE =>
+            {
+                pool.request(again).await
+            }
+            (answer, _) => answer,
+        }
+    }
+
     async fn send(
         &self,
         request: Request<Outgoing>,
         wait: Duration,
     ) -> Result<Response<Incoming>, Cause> {
         let place = secure_place(request.uri()).map(str::to_owned);
-        match tokio::time::timeout(wait, self.client.request(request)).await {
+        match tokio::time::timeout(wait, self.exchange(request)).await {
             Err(_elapsed) => Err(Cause::Timeout),
             Ok(Ok(response)) => {
                 if let Some(place) = place {
-                    self.troubles.went_well(&place);
+                    self.shared.troubles.went_well(&place);
                 }
                 Ok(response)
             }
             Ok(Err(error)) => {
                 if let Some(place) = place {
-                    self.troubles.failed(&place, &error);
+                    self.shared.troubles.failed(&place, &error);
                 }
                 Err(if error.is_connect() { Cause::Connect } else { Cause::Cut })
             }

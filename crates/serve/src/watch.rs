@@ -3,12 +3,14 @@
 //! Invariant: one slow worker holds up nothing but its own task. Each fact is learned again whenever
 //! the worker comes back, because another engine may stand behind the same URL by then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use pointsman_brain::HealthEvent;
 use pointsman_config::{Engine, KvEvents, KvStream, SocketMode};
 use pointsman_wire::{discovery, load};
@@ -25,12 +27,14 @@ const SMALL_REPLY_BYTES: usize = 1024 * 1024;
 const METRICS_REPLY_BYTES: usize = 8 * 1024 * 1024;
 
 /// Pause between two looks at whether all workers have been checked.
-const FIRST_LOOK_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+const FIRST_LOOK_PAUSE: Duration = std::time::Duration::from_millis(2);
 
 /// Watches a worker until it is removed.
 pub(crate) async fn watch(router: Arc<Router>, group: Arc<Group>, worker: Arc<Worker>) {
     let gone = worker.gone.clone();
-    let watching = Watching { router, group, worker, up: false, followed: None, trouble: None };
+    let place = Place::of(&worker.settings.url);
+    let watching =
+        Watching { router, group, worker, up: false, place, followed: None, trouble: None };
     tokio::select! {
         () = gone.cancelled() => {}
         () = watching.run() => {}
@@ -42,6 +46,8 @@ struct Watching {
     group: Arc<Group>,
     worker: Arc<Worker>,
     up: bool,
+    /// Where it is, if that may change.
+    place: Option<Place>,
     /// Why it could not be spoken to by TLS, as last told.
     trouble: Option<String>,
     /// The event sockets that the engine told, once it has.
@@ -68,6 +74,20 @@ impl Watching {
 
     /// Checks the worker, and learns all about it if it has just come up.
     async fn look(&mut self) {
+        if let Some(place) = &mut self.place
+            && place.has_changed(self.router.settings.health.timeout).await
+        {
+            let (model, worker) = (self.group.name(), self.worker.name());
+            tracing::info!(
+                model,
+                worker,
+                host = place.host,
+                "the worker's host has another address"
+            );
+            self.router.upstream.connect_anew();
+            self.up = false;
+            self.forget_engines();
+        }
         let passed = self.check().await;
         self.tell_trouble();
         if passed && !self.up {
@@ -355,8 +375,33 @@ impl Watching {
     }
 }
 
+/// A host by name, and its addresses when it was last looked up.
+struct Place {
+    host: String,
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl Place {
+    /// The host of a URL, unless that is an address.
+    fn of(url: &Uri) -> Option<Place> {
+        let host =
+            url.host().filter(|host| !host.starts_with('[') && host.parse::<IpAddr>().is_err())?;
+        Some(Place { host: host.to_owned(), addresses: BTreeSet::new() })
+    }
+
+    /// Looks it up again; whether none of its addresses is left. Connections that are in use would
+    /// otherwise stay with the former host for as long as that answers.
+    async fn has_changed(&mut self, wait: Duration) -> bool {
+        let found = tokio::time::timeout(wait, tokio::net::lookup_host((&*self.host, 0))).await;
+        let Ok(Ok(found)) = found else { return false };
+        let found: BTreeSet<IpAddr> = found.map(|addr| addr.ip()).collect();
+        let before = std::mem::replace(&mut self.addresses, found);
+        !before.is_empty() && before.is_disjoint(&self.addresses)
+    }
+}
+
 /// Ticks that do not catch up when the worker was slow.
-fn paced(period: std::time::Duration) -> Interval {
+fn paced(period: Duration) -> Interval {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks

@@ -12,6 +12,9 @@ use tokio::task::JoinHandle;
 
 use super::fleet::MODEL;
 
+/// How an inference request begins.
+const INFERENCE: &[u8] = b"POST /v1/";
+
 /// How a connection goes on after what an engine did with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
@@ -35,8 +38,10 @@ pub enum Act {
 }
 
 /// An inference request that has come, or has begun to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Seen {
+    /// What of it was read.
+    pub text: String,
     /// Which connection it came on.
     pub connection: usize,
     /// When its first byte came.
@@ -143,14 +148,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 async fn converse(mut stream: TcpStream, connection: usize, shared: Arc<Shared>) {
     let mut read = Vec::new();
     loop {
-        while read.len() < 4 {
+        while read.len() < INFERENCE.len() {
             if !more(&mut stream, &mut read).await {
                 return;
             }
         }
-        if read.starts_with(b"GET ") {
-            let Some(head) = whole_request(&mut stream, &mut read).await else { return };
-            let reply = match head.split(' ').nth(1) {
+        if !read.starts_with(INFERENCE) {
+            let Some(text) = whole_request(&mut stream, &mut read).await else { return };
+            let reply = match text.split(' ').nth(1) {
                 Some("/health") => "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
                 _ => "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
             };
@@ -161,7 +166,8 @@ async fn converse(mut stream: TcpStream, connection: usize, shared: Arc<Shared>)
         }
         let at = {
             let mut seen = locked(&shared.seen);
-            seen.push(Seen { connection, came: Instant::now(), left: None });
+            let text = String::new();
+            seen.push(Seen { text, connection, came: Instant::now(), left: None });
             seen.len() - 1
         };
         let act = {
@@ -171,12 +177,13 @@ async fn converse(mut stream: TcpStream, connection: usize, shared: Arc<Shared>)
         let then = match act {
             Act::Read(bytes, then) => {
                 while read.len() < bytes && more(&mut stream, &mut read).await {}
+                locked(&shared.seen)[at].text = String::from_utf8_lossy(&read).into_owned();
                 then
             }
             Act::Send(bytes, then) => {
-                if whole_request(&mut stream, &mut read).await.is_none()
-                    || stream.write_all(&bytes).await.is_err()
-                {
+                let Some(text) = whole_request(&mut stream, &mut read).await else { return };
+                locked(&shared.seen)[at].text = text;
+                if stream.write_all(&bytes).await.is_err() {
                     return;
                 }
                 then
@@ -206,7 +213,7 @@ async fn more(stream: &mut TcpStream, read: &mut Vec<u8>) -> bool {
     }
 }
 
-/// Takes a request off what is read; its head.
+/// Takes a request off what is read.
 async fn whole_request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<String> {
     loop {
         if let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -219,8 +226,8 @@ async fn whole_request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<Str
                     return None;
                 }
             }
-            read.drain(..whole);
-            return Some(head);
+            let request: Vec<u8> = read.drain(..whole).collect();
+            return Some(String::from_utf8_lossy(&request).into_owned());
         }
         if !more(stream, read).await {
             return None;

@@ -26,16 +26,24 @@ pub struct Router {
 impl Router {
     /// Starts `pointsman serve` with a configuration and waits until it is ready.
     pub async fn start(config: &Value) -> Router {
-        let config = config.clone();
-        tokio::task::spawn_blocking(move || Router::start_now(&config)).await.expect("it starts")
+        Router::start_under(&[], config).await
     }
 
-    fn start_now(config: &Value) -> Router {
+    /// The same by a command that ends in running what follows it, in the same process.
+    pub async fn start_under(command: &[&str], config: &Value) -> Router {
+        let (config, command) = (config.clone(), command.iter().map(|&word| word.to_owned()));
+        let command: Vec<String> = command.collect();
+        let start = move || Router::start_now(command, &config);
+        tokio::task::spawn_blocking(start).await.expect("it starts")
+    }
+
+    fn start_now(mut command: Vec<String>, config: &Value) -> Router {
         let dir = tempfile::tempdir().expect("a directory for the configuration");
         let file = dir.path().join("pointsman.yaml");
         std::fs::write(&file, config.to_string()).expect("a file for the configuration");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_pointsman"))
-            .args(["serve", "-c"])
+        command.extend([env!("CARGO_BIN_EXE_pointsman"), "serve", "-c"].map(str::to_owned));
+        let mut child = Command::new(&command[0])
+            .args(&command[1..])
             .arg(&file)
             // Whatever the environment of the test holds is no setting of this router.
             .env_clear()

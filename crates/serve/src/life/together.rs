@@ -19,7 +19,6 @@ use crate::bootstrap::Place;
 use crate::error::Reply;
 use crate::fleet::{Group, Rank};
 use crate::handoff::Unused;
-use crate::outgoing::Begun;
 use crate::prompt::Prompt;
 use crate::router::Router;
 use crate::sight::{self, Scope};
@@ -128,7 +127,7 @@ impl Life {
         leg: LegRequest,
     ) -> Result<Answered, Fault> {
         let fault = |cause| Fault::of_last_leg(Leg::Decode, &plan.rank, Some(prefill), cause);
-        let sent = self.send(&plan.rank, leg, Begun::default(), self.head_wait()).await;
+        let sent = self.send(&plan.rank, leg, None, self.head_wait()).await;
         let response = sent.map_err(fault)?;
         match dialect::verdict(response.status().as_u16()) {
             Verdict::Ok => self.answered(response).await.map_err(fault),
