@@ -93,6 +93,9 @@ fn check_group(router: &Router, group: &Group, findings: &mut Findings) {
         check_worker(group, worker, up, findings);
     }
     if let Tokenizer::Local(model) = &group.tokenizer {
+        if let Some(reason) = model.slow_because() {
+            findings.warning(format!("tokenising is slow: {reason}"));
+        }
         match model.chat_template_problem() {
             Some(problem) => findings.warning(format!("chats are estimated: {problem}")),
             None if !model.has_chat_template() => {

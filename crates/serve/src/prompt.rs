@@ -103,7 +103,13 @@ impl Tokenizer {
     ) -> Result<Tokenizer, pointsman_tokens::Error> {
         let limits = CacheLimits { bytes: cache_bytes };
         Ok(match setting {
-            Setting::Dir(dir) => Tokenizer::Local(Arc::new(Model::from_dir(dir, limits)?)),
+            Setting::Dir(dir) => {
+                let model = Model::from_dir(dir, limits)?;
+                if let Some(reason) = model.slow_because() {
+                    tracing::warn!(dir = %dir.display(), reason, "tokenising is slow");
+                }
+                Tokenizer::Local(Arc::new(model))
+            }
             Setting::Builtin => Tokenizer::Local(Arc::new(Model::builtin(limits)?)),
             Setting::Engine => Tokenizer::Engine,
             Setting::Estimate { bytes_per_token } => {

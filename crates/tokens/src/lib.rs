@@ -10,6 +10,7 @@ mod conversation;
 mod cuts;
 mod error;
 mod estimate;
+mod fast;
 mod files;
 mod json;
 mod model;

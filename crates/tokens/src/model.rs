@@ -107,15 +107,20 @@ impl Model {
     fn encode_text(&self, text: &str, add_special_tokens: bool) -> Result<Encoded, Error> {
         let around =
             if add_special_tokens { self.tokenizer.around() } else { Some((&[][..], &[][..])) };
-        let (Some((cuts, cache)), Some((before, after))) = (&self.cache, around) else {
+        let Some((before, after)) = around else {
             let ids = self.tokenizer.encode(text, add_special_tokens)?;
             return Ok(Encoded { ids: ids.into(), from_cache: 0, partial: None });
         };
         let mut ids = Vec::with_capacity(text.len() / 3 + before.len() + after.len());
         ids.extend_from_slice(before);
         let mut held = 0;
-        for piece in cuts.pieces(text) {
-            held += cache.append(piece, &mut ids, |t| self.tokenizer.encode(t, false))?;
+        match &self.cache {
+            None => ids.extend(self.tokenizer.encode(text, false)?),
+            Some((cuts, cache)) => {
+                for piece in cuts.pieces(text) {
+                    held += cache.append(piece, &mut ids, |t| self.tokenizer.encode(t, false))?;
+                }
+            }
         }
         ids.extend_from_slice(after);
         let from_cache = u32::try_from(held).unwrap_or(u32::MAX);
@@ -175,6 +180,12 @@ impl Model {
     pub fn eos_id(&self) -> Option<u32> {
         let (_, token) = self.config.named_tokens.iter().find(|(name, _)| name == "eos_token")?;
         self.tokenizer.id_of(token)
+    }
+
+    /// Why this model's texts are encoded by the slow library, which takes some hundred times as
+    /// long, if so. Texts with rare or recent characters always are.
+    pub fn slow_because(&self) -> Option<&str> {
+        self.tokenizer.slow_because()
     }
 
     /// Whether chats can be encoded.
