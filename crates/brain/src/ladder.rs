@@ -49,7 +49,8 @@ pub enum Cause {
     Overload(u16),
     /// The hand-off was not sent on before its lease ran out.
     Expired,
-    /// The decode worker could not fetch the computed KV: held against neither worker.
+    /// The decode worker failed with KV that it was to fetch, and could not do so as far as anybody can
+    /// tell: held against neither worker.
     KvLoad,
 }
 
@@ -93,7 +94,7 @@ impl fmt::Display for Cause {
             Cause::Status(status) => write!(f, "answered {status}"),
             Cause::Overload(status) => write!(f, "is overloaded ({status})"),
             Cause::Expired => f.write_str("computed KV whose lease ran out"),
-            Cause::KvLoad => f.write_str("could not fetch the computed KV"),
+            Cause::KvLoad => f.write_str("failed with KV that was computed elsewhere"),
         }
     }
 }

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::Either;
 use hyper::body::Incoming;
 use pointsman_brain::{Cause, End};
-use pointsman_wire::dialect::Api;
+use pointsman_wire::dialect::{Api, is_answer};
 use pointsman_wire::sse;
 
 use super::{Life, Plan};
@@ -47,8 +47,15 @@ impl Life {
         if self.request.api() == Api::Other {
             return Ok(Answered::Passing(head, body));
         }
+        if self.request.body().stream() {
+            // Whoever asked for events could not read anything else.
+            return Err(Cause::Protocol);
+        }
         let bytes = self.read_whole(body).await?;
-        Ok(Answered::Whole(head, bytes))
+        match is_answer(self.request.api(), &bytes) {
+            true => Ok(Answered::Whole(head, bytes)),
+            false => Err(Cause::Protocol),
+        }
     }
 
     /// The client's reply.

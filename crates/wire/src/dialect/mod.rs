@@ -15,6 +15,7 @@ use std::num::NonZeroU32;
 use bytes::Bytes;
 
 use crate::body::Body;
+use crate::json::{self, Object};
 
 pub use request::{Api, Request, is_reserved_header};
 pub use sglang::{ROOM_BITS, Sglang};
@@ -307,10 +308,31 @@ pub enum Takes {
     CompletionsAndChat,
 }
 
+/// Whether the whole body of a 2xx reply is an answer of the endpoint: one with choices, or of
+/// `/generate`, with a text or one a prompt. Of endpoints that pass through anything is.
+pub fn is_answer(api: Api, body: &[u8]) -> bool {
+    let Ok(text) = json::text(body) else { return false };
+    match (api, Object::parse(text)) {
+        (Api::Other, _) => true,
+        (Api::Completions | Api::Chat, answer) => {
+            answer.and_then(|answer| answer.get("choices")).is_some_and(is_filled_list)
+        }
+        (Api::Generate, Some(answer)) => {
+            ["text", "output_ids", "meta_info"].iter().any(|name| answer.get(name).is_some())
+        }
+        (Api::Generate, None) => is_filled_list(text.trim_start()),
+    }
+}
+
+/// A list with something in it, and nothing wrong.
+fn is_filled_list(raw: &str) -> bool {
+    json::array(raw).is_ok_and(|list| list.reduce(Result::and).is_some_and(|all| all.is_ok()))
+}
+
 /// What [`Prefill::Complete`] holds as a stream of events, for a client that asked for one; None if it
 /// cannot be.
 pub fn completed_stream(request: &Request, body: &[u8]) -> Option<Bytes> {
-    let options = request.body().raw("stream_options").and_then(crate::json::Object::parse);
+    let options = request.body().raw("stream_options").and_then(Object::parse);
     let with_usage = options.is_some_and(|options| options.get("include_usage") == Some("true"));
     trtllm::as_stream(request.api(), body, with_usage)
 }
@@ -335,4 +357,28 @@ fn headers(leg: &LegContext<'_>) -> Vec<(&'static str, String)> {
         headers.push(("x-data-parallel-rank", rank.to_string()));
     }
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_what_its_endpoint_gives() {
+        let (choices, text) = (r#" {"choices":[{"index":0}]} "#, r#"{"text":"","meta_info":{}}"#);
+        for api in [Api::Completions, Api::Chat] {
+            assert!(is_answer(api, choices.as_bytes()));
+            for other in [text, "", "{}", "null", "hello", r#"{"choices":[]}"#, r#"{"choices":[1}"#]
+            {
+                assert!(!is_answer(api, other.as_bytes()), "{other}");
+            }
+            assert!(!is_answer(api, b"{\"choices\":[\"\xff\"]}"));
+        }
+        assert!(is_answer(Api::Generate, text.as_bytes()));
+        assert!(is_answer(Api::Generate, br#"[{"text":""}]"#));
+        for other in [choices, "", "[]", "{}", "hello"] {
+            assert!(!is_answer(Api::Generate, other.as_bytes()), "{other}");
+        }
+        assert!(is_answer(Api::Other, b"anything"));
+    }
 }

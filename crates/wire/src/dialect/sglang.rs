@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Api, LegContext, LegRequest, Meeting, Request, ids_json};
+use super::{Api, LegContext, LegRequest, Meeting, Request, ids_json, is_filled_list};
 use crate::json::{self, Object};
 use crate::splice::Edit;
 
@@ -42,15 +42,12 @@ impl Sglang {
     /// Whether it is an answer of this engine: with choices, or of `/generate`, one or one a prompt.
     pub(super) fn hands_over(self, body: &[u8]) -> bool {
         let Ok(text) = json::text(body) else { return false };
-        let is_list = |raw: &str| {
-            json::array(raw)
-                .is_ok_and(|list| list.reduce(Result::and).is_some_and(|all| all.is_ok()))
-        };
         match Object::parse(text) {
             Some(answer) => {
-                answer.get("choices").is_some_and(is_list) || answer.get("meta_info").is_some()
+                answer.get("choices").is_some_and(is_filled_list)
+                    || answer.get("meta_info").is_some()
             }
-            None => is_list(text.trim_start()),
+            None => is_filled_list(text.trim_start()),
         }
     }
 
