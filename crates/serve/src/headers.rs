@@ -1,8 +1,8 @@
 //! Which headers pass between clients and engines.
 //!
-//! Invariants: hop-by-hop headers never pass; what the router alone may say (`x-pointsman-*`, the
-//! data-parallel rank) is never taken from a client; engines are never asked for compressed replies,
-//! because a compressed stream cannot be watched.
+//! Invariants: hop-by-hop headers never pass, nor do those by which proxies tell of each other; what
+//! the router alone may say (`x-pointsman-*`, the data-parallel rank) is never taken from a client or an
+//! engine; engines are never asked for compressed replies, because a compressed stream cannot be watched.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use pointsman_wire::dialect::is_reserved_header;
@@ -20,24 +20,34 @@ pub(crate) const TTFT: HeaderName = HeaderName::from_static("x-pointsman-predict
 /// The request's name in every log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-const NEVER: [&str; 12] = [
+const NEVER: [&str; 16] = [
     "accept-encoding",
     "connection",
     "content-length",
     "expect",
+    "forwarded",
     "host",
     "keep-alive",
     "proxy-authenticate",
     "proxy-authorization",
+    "proxy-connection",
     "te",
     "trailer",
     "transfer-encoding",
     "upgrade",
+    "via",
+    "x-real-ip",
 ];
+
+/// `x-forwarded-for` and its like: who a client is, and by what name it knows the router.
+const FORWARDED_PREFIX: &str = "x-forwarded-";
 
 fn passes(name: &HeaderName, headers: &HeaderMap) -> bool {
     let name = name.as_str();
-    !NEVER.contains(&name) && !is_reserved_header(name) && !named_by_connection(name, headers)
+    !NEVER.contains(&name)
+        && !name.starts_with(FORWARDED_PREFIX)
+        && !is_reserved_header(name)
+        && !named_by_connection(name, headers)
 }
 
 /// `Connection: close, x-foo` makes `x-foo` hop-by-hop too.
@@ -45,9 +55,8 @@ fn named_by_connection(name: &str, headers: &HeaderMap) -> bool {
     headers
         .get_all(header::CONNECTION)
         .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|token| token.trim().eq_ignore_ascii_case(name))
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .any(|token| token.trim_ascii().eq_ignore_ascii_case(name.as_bytes()))
 }
 
 /// What of one side's headers the other side gets.
@@ -99,6 +108,26 @@ mod tests {
             ("x-stays", "1"),
         ]);
         assert_eq!(passed(&from), map(&[("x-stays", "1")]));
+    }
+
+    #[test]
+    fn what_proxies_tell_of_each_other_does_not_pass() {
+        let from = map(&[
+            ("forwarded", "for=10.0.0.1"),
+            ("via", "1.1 a"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("x-forwarded-anything", "1"),
+            ("x-real-ip", "10.0.0.1"),
+            ("x-forward", "1"),
+        ]);
+        assert_eq!(passed(&from), map(&[("x-forward", "1")]));
+    }
+
+    #[test]
+    fn a_connection_header_that_is_no_text_names_headers_all_the_same() {
+        let mut from = map(&[("x-hop", "1")]);
+        from.append(header::CONNECTION, HeaderValue::from_bytes(b"\xff, x-hop").unwrap());
+        assert_eq!(passed(&from), HeaderMap::new());
     }
 
     #[test]

@@ -115,10 +115,13 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
     // HTTP/1 alone: a client of HTTP/2 that gives no window would hold its requests for ever, because
     // hyper polls no body that it cannot send.
     let mut http = http1::Builder::new();
+    let head_bytes = router.settings.limits.max_header_bytes.get();
     http.timer(TokioTimer::new())
         .header_read_timeout(router.settings.timeouts.header_read)
         .max_headers(MAX_HEADERS)
-        .max_buf_size(router.settings.limits.max_header_bytes.get().max(MIN_BUFFER_BYTES));
+        // The buffer alone bounds what has not ended, not what came in one go.
+        .max_header_size(head_bytes)
+        .max_buf_size(head_bytes.max(MIN_BUFFER_BYTES));
     let connections = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {

@@ -49,9 +49,8 @@ pub(crate) async fn body(
     let settings = &router.settings;
     let limit = settings.limits.max_body_bytes.get();
     let too_large = || Refusal::new(413, format!("the body is larger than {limit} bytes"));
-    if let Some(encoding) = head.get(header::CONTENT_ENCODING)
-        && encoding.as_bytes() != b"identity"
-    {
+    let mut encodings = head.get_all(header::CONTENT_ENCODING).iter();
+    if !encodings.all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         return Err(Refusal::new(415, "compressed bodies are not taken: send it uncompressed"));
     }
     let announced = body.size_hint().lower();
