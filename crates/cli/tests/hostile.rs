@@ -89,7 +89,7 @@ async fn a_request_of_odd_framing_is_one_request_with_one_body() {
     ] {
         let before = bodies(&fleet, "u0").len();
         assert_eq!(framed(&fleet, &headers, &sent).await, [200, 200], "{headers:?} {sent:?}");
-        assert_eq!(bodies(&fleet, "u0")[before..], [body.clone()], "{headers:?}");
+        assert_eq!(bodies(&fleet, "u0").split_off(before), vec![body.clone()], "{headers:?}");
     }
     for request in fleet.requests("u0") {
         let headers = &request["headers"];

@@ -45,13 +45,18 @@ pub(crate) async fn answer(
     serves: Serves,
     request: Request<Incoming>,
 ) -> Reply {
-    let (mut head, body) = request.into_parts();
-    let uri = head.uri.clone();
-    let path = uri.path();
-    if head.headers.get_all(header::HOST).iter().nth(1).is_some() {
+    if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
         // As RFC 9112 has it: of two, others on the way may have gone by either.
         return Refusal::new(400, "a request has one Host header, this one has more").reply();
     }
+    answer_at(router, serves, request).await
+}
+
+/// Answers a request by its path.
+async fn answer_at(router: Arc<Router>, serves: Serves, request: Request<Incoming>) -> Reply {
+    let (mut head, body) = request.into_parts();
+    let uri = head.uri.clone();
+    let path = uri.path();
     let open = matches!(path, "/health" | "/live" | "/ready");
     let administration = path == "/metrics" || path.starts_with("/v1/pointsman/");
     if !open && serves != Serves::All && administration != (serves == Serves::Admin) {
