@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,13 +13,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use support::fleet::{MODEL, completion, configuration, prompt, unwatched};
 use support::raw::whole;
-use support::{Act, Fleet, Raw, Request, Router, Then, unified, wait_until};
+use support::{Act, Fleet, Raw, Request, Router, Then, skipped, unified, wait_until};
 use tokio::net::TcpListener;
-
-/// Says so where everybody sees it: what a test prints is shown only when it fails.
-fn skipped(why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED, NOT TESTED: {why}");
-}
 
 fn runs(command: &[&str]) -> bool {
     let status = Command::new(command[0])

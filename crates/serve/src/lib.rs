@@ -27,6 +27,7 @@ mod listener;
 mod mark;
 mod metrics;
 mod outgoing;
+mod overdue;
 mod polled;
 mod probe;
 mod prompt;

@@ -39,7 +39,7 @@ use crate::run;
 use crate::session;
 use crate::sight::{self, Scope};
 use crate::upstream::read;
-use crate::{auth, handoff, headers, receive, report, slo};
+use crate::{auth, handoff, headers, overdue, receive, report, slo};
 
 /// A request on its way, as far as it does not change from try to try.
 pub(crate) struct Life {
@@ -460,7 +460,7 @@ impl Life {
             Ok((head, read(body, limit).await?))
         };
         let until = self.patience.deadline.min((sent + timeouts.prefill).into());
-        let (answer, not_yet) = handoff::watched(tokio::time::timeout_at(until, exchange)).await;
+        let (answer, not_yet) = handoff::watched(overdue::within(until, exchange)).await;
         let (head, bytes) = match answer {
             Ok(exchanged) => exchanged.map_err(fault)?,
             Err(_elapsed) => return Err(fault(Cause::Timeout)),

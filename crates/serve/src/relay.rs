@@ -17,6 +17,7 @@ use pointsman_wire::openai::ApiError;
 use pointsman_wire::sse::{self, Hold, Watch};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::overdue;
 use crate::run::Run;
 
 /// The longest event that is kept together; a longer one passes in pieces.
@@ -76,7 +77,7 @@ pub(crate) async fn open(
     let (mut held, mut bytes) = (Vec::new(), 0);
     while watch.hold() == Hold::Hold && bytes < limit {
         let until = patience.deadline.min(Instant::now() + patience.idle);
-        let frame = match tokio::time::timeout_at(until, body.frame()).await {
+        let frame = match overdue::within(until, body.frame()).await {
             Err(_elapsed) => return Err(Cause::Timeout),
             Ok(None | Some(Err(_))) => return Err(Cause::Cut),
             Ok(Some(Ok(frame))) => frame,
@@ -264,7 +265,10 @@ impl Body for Relay {
                     if this.timer.as_mut().poll(cx).is_pending() {
                         return Poll::Pending;
                     }
-                    this.ended(Some(Cause::Timeout));
+                    match overdue::further(this.timer.deadline()) {
+                        Some(further) => this.timer.as_mut().reset(further),
+                        None => this.ended(Some(Cause::Timeout)),
+                    }
                 }
             }
         }

@@ -24,7 +24,7 @@ use rustls::ClientConfig;
 
 use crate::line::{self, Lines};
 use crate::outgoing::Outgoing;
-use crate::tls;
+use crate::{overdue, tls};
 
 /// The client of all engines.
 #[derive(Clone)]
@@ -218,7 +218,8 @@ impl Upstream {
         wait: Duration,
     ) -> Result<Response<Incoming>, Cause> {
         let place = secure_place(request.uri()).map(str::to_owned);
-        match tokio::time::timeout(wait, self.exchange(request)).await {
+        let until = tokio::time::Instant::now() + wait;
+        match overdue::within(until, self.exchange(request)).await {
             Err(_elapsed) => Err(Cause::Timeout),
             Ok(Ok(response)) => {
                 if let Some(place) = place {

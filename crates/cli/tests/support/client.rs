@@ -67,6 +67,14 @@ impl Request {
         exchange
     }
 
+    /// The same where the router may take no connection.
+    pub async fn try_open(&self, to: SocketAddr) -> std::io::Result<Exchange> {
+        let mut exchange = Exchange::over(connect(to).await?);
+        exchange.send(self.head().as_bytes()).await;
+        exchange.send(&self.body).await;
+        Ok(exchange)
+    }
+
     /// Sends all of it on a connection that takes in next to nothing that is not read.
     pub async fn open_narrow(&self, to: SocketAddr) -> Exchange {
         let socket = TcpSocket::new_v4().expect("a socket");

@@ -12,6 +12,7 @@ pub mod raw;
 pub mod router;
 pub mod valve;
 
+use std::io::Write;
 use std::time::Duration;
 
 pub use client::{Body, Exchange, Head, Request};
@@ -27,6 +28,12 @@ pub const SOON: Duration = Duration::from_secs(10);
 
 /// Pause between two looks at a condition.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Says that something is not tested, where everybody sees it: what a test prints is shown only when it
+/// fails.
+pub fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED, NOT TESTED: {why}");
+}
 
 /// Looks until `what` is there and hands it out.
 ///

@@ -17,7 +17,7 @@ use crate::error::{Reply, full};
 use crate::relay::{self, Relay};
 use crate::run::{self, Run};
 use crate::upstream::read;
-use crate::{headers, report};
+use crate::{headers, overdue, report};
 
 /// The answer of the last leg, as far as it may still be made good: whole, or up to its first content.
 pub(super) enum Answered {
@@ -108,7 +108,7 @@ impl Life {
     /// Reads a reply that is no stream, so that one that breaks off can still be made good.
     pub(super) async fn read_whole(&self, body: Incoming) -> Result<Bytes, Cause> {
         let limit = self.router.settings.limits.max_reply_bytes.get();
-        tokio::time::timeout_at(self.patience.deadline, read(body, limit))
+        overdue::within(self.patience.deadline, read(body, limit))
             .await
             .unwrap_or(Err(Cause::Timeout))
     }

@@ -23,7 +23,7 @@ use crate::prompt::Prompt;
 use crate::router::Router;
 use crate::sight::{self, Scope};
 use crate::upstream::read;
-use crate::{headers, run};
+use crate::{headers, overdue, run};
 
 /// How long a prefill leg may still take whose decode leg failed. One that is broken off when its KV is
 /// there, but its answer not yet here, would keep the KV for minutes, and nobody would know.
@@ -173,7 +173,7 @@ impl Life {
         let until = self.patience.deadline.min((Instant::now() + wait).into());
         let leg = tokio::spawn(async move {
             let leg = prefilling.run(uri, headers, leg.body, wait);
-            tokio::time::timeout_at(until, leg).await.unwrap_or(Err(Cause::Timeout.into()))
+            overdue::within(until, leg).await.unwrap_or(Err(Cause::Timeout.into()))
         });
         Some(Partner { leg, went_well: None })
     }

@@ -1,0 +1,336 @@
+//! What happens to the router's own process, under load: signals, a lack of descriptors, pauses and
+//! clocks; and a restart of every worker, one after the other.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use pointsman_sim::mock::{Action, Faults, Leg};
+use serde_json::{Value, json};
+use support::client::connect;
+use support::fleet::{MODEL, completion, configuration, prompt, rule};
+use support::{Fleet, Request, Router, decode, prefill, unified, wait_for, wait_until};
+use tokio::task::{JoinHandle, LocalSet};
+
+fn slow_tokens(delay_ms: u64) -> Faults {
+    rule(Leg::Any, Action::SlowTokens { delay_ms })
+}
+
+// ---- load ------------------------------------------------------------------------------------
+
+/// How a request ended.
+#[derive(Clone, Debug)]
+struct Ended {
+    began: Instant,
+    asked: Value,
+    /// None where the connection was not taken, or ended before the head of a reply.
+    status: Option<u16>,
+    body: support::Body,
+}
+
+/// Clients that ask all the time, streams and others in turn.
+struct Load {
+    stop: Rc<Cell<bool>>,
+    ended: Rc<RefCell<Vec<Ended>>>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// For use within a `LocalSet`.
+    fn start(to: std::net::SocketAddr, clients: u32, tokens: u32) -> Load {
+        let (stop, ended) = (Rc::new(Cell::new(false)), Rc::new(RefCell::new(Vec::new())));
+        let client = |number: u32| {
+            let (stop, ended) = (Rc::clone(&stop), Rc::clone(&ended));
+            tokio::task::spawn_local(async move {
+                let mut turn = 0;
+                while !stop.get() {
+                    turn += 1;
+                    let ids = prompt(1000 * number + turn, 120);
+                    let asked = completion(&ids, tokens, turn % 2 == 0);
+                    let end = one(to, asked).await;
+                    ended.borrow_mut().push(end);
+                }
+            })
+        };
+        let clients = (0..clients).map(client).collect();
+        Load { stop, ended, clients }
+    }
+
+    fn count(&self) -> usize {
+        self.ended.borrow().len()
+    }
+
+    /// Waits until so many more have ended.
+    async fn go_on_for(&self, requests: usize) {
+        let wanted = self.count() + requests;
+        wait_for("requests to end", async || (self.count() >= wanted).then_some(())).await;
+    }
+
+    /// Ends it, and how each request ended.
+    async fn end(self) -> Vec<Ended> {
+        self.stop.set(true);
+        for client in self.clients {
+            client.await.unwrap();
+        }
+        self.ended.take()
+    }
+}
+
+async fn one(to: std::net::SocketAddr, asked: Value) -> Ended {
+    let began = Instant::now();
+    let mut ended = Ended { began, asked, status: None, body: support::Body::default() };
+    let Ok(mut exchange) = Request::completion(&ended.asked).try_open(to).await else {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        return ended;
+    };
+    if let Some(head) = exchange.try_head().await {
+        ended.status = Some(head.status);
+        ended.body = exchange.rest().await;
+    }
+    ended
+}
+
+/// Asserts that a reply is all there; of a few also that it is what an engine alone says.
+async fn assert_whole(fleet: &Fleet, ended: &[Ended]) {
+    for (at, end) in ended.iter().enumerate() {
+        assert_eq!((end.status, end.body.cut), (Some(200), false), "{end:?}");
+        if at % 40 == 0 {
+            fleet.assert_completed_as_alone(&end.asked, &end.body).await;
+        } else if end.asked["stream"] == true {
+            assert!(end.body.is_done(), "{end:?}");
+        } else {
+            assert!(end.body.json()["choices"][0]["text"].is_string(), "{end:?}");
+        }
+    }
+}
+
+// ---- workers ---------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_rolling_restart_of_every_worker_under_load_loses_no_request_that_had_not_begun() {
+    LocalSet::new().run_until(rolling_restart()).await;
+}
+
+async fn rolling_restart() {
+    let names = ["p0", "p1", "d0", "d1"];
+    let specs = [prefill("p0"), prefill("p1"), decode("d0"), decode("d1")];
+    // Streams last for a while, so that some are cut in their middle.
+    let specs = specs.map(|spec| spec.short_lease().faults(slow_tokens(5)));
+    let config = json!({
+        "health": {"interval": "100ms"},
+        "routing": {"breaker": {"open": "100ms", "open_max": "100ms"}},
+    });
+    let mut fleet = Fleet::with(specs, config).await;
+    let load = Load::start(fleet.addr(), 8, 12);
+    load.go_on_for(16).await;
+    for name in names {
+        let killed = fleet.kill(name).await;
+        load.go_on_for(16).await;
+        fleet.revive(killed, true).await;
+        let all =
+            wait_until(async || match fleet.router.ready().await.1["models"][MODEL].clone() {
+                model if model["prefill_up"] == 2 && model["decode_up"] == 2 => Ok(()),
+                model => Err(format!("not all are up: {model}")),
+            });
+        all.await;
+        load.go_on_for(16).await;
+    }
+    let ended = load.end().await;
+    let told = |end: &&Ended| end.body.text().contains("the reply broke off");
+    let (cut, whole): (Vec<_>, Vec<_>) = ended.iter().cloned().partition(|end| told(&end));
+    assert_whole(&fleet, &whole).await;
+    for end in &cut {
+        // Its client has seen its beginning, and was told.
+        assert_eq!((end.status, end.asked["stream"] == true), (Some(200), true), "{end:?}");
+        assert!(!end.body.text().contains("[DONE]") && end.body.events().len() > 1, "{end:?}");
+    }
+    assert!(cut.len() < whole.len(), "{} of {} were cut", cut.len(), ended.len());
+}
+
+// ---- signals ---------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn sighup_under_load_loses_nothing() {
+    let run = async {
+        let fleet = Fleet::start([prefill("p0"), decode("d0"), unified("u0")]).await;
+        let load = Load::start(fleet.addr(), 8, 4);
+        for _ in 0..10 {
+            load.go_on_for(8).await;
+            fleet.router.signal("HUP");
+        }
+        load.go_on_for(8).await;
+        assert_whole(&fleet, &load.end().await).await;
+        fleet.assert_nothing_leaks().await;
+    };
+    LocalSet::new().run_until(run).await;
+}
+
+#[tokio::test]
+async fn sigterm_under_load_cuts_no_request_that_was_taken() {
+    let run = async {
+        let specs = [prefill("p0"), decode("d0"), unified("u0")];
+        let specs = specs.map(|spec| spec.faults(slow_tokens(20)));
+        let mut fleet = Fleet::start(specs).await;
+        let load = Load::start(fleet.addr(), 12, 12);
+        load.go_on_for(24).await;
+        fleet.router.terminate();
+        let asked = Instant::now();
+        assert_eq!(fleet.router.ended().await.code(), Some(0));
+        load.go_on_for(24).await;
+        let ended = load.end().await;
+        // One that came in the very moment may have been waiting to be accepted.
+        let safe = Duration::from_millis(100);
+        let before = |end: &&Ended| end.began + safe < asked;
+        let (taken, others): (Vec<_>, Vec<_>) = ended.into_iter().partition(|end| before(&end));
+        assert_whole(&fleet, &taken).await;
+        assert!(others.iter().any(|end| end.status.is_none()), "further ones are refused");
+        for end in others.iter().filter(|end| end.status.is_some()) {
+            assert!(matches!(end.status, Some(200 | 503)) && !end.body.cut, "{end:?}");
+        }
+        assert!(!fleet.router.log().contains("still running at the end of the grace period"));
+    };
+    LocalSet::new().run_until(run).await;
+}
+
+/// A process that is stopped, or whose machine is, finds on its sockets what came meanwhile, and all its
+/// timers due.
+#[tokio::test]
+async fn a_router_that_was_stopped_for_longer_than_its_timeouts_goes_on_where_it_was() {
+    let short = "700ms";
+    let config = json!({
+        "timeouts": {"stream_idle": short, "first_byte": short, "prefill": short},
+        "health": {"interval": "100ms", "timeout": short},
+    });
+    let specs = [prefill("p0"), decode("d0").faults(slow_tokens(50)), unified("u0")];
+    let fleet = Fleet::with(specs, config).await;
+    let [streamed, next] = [1, 2].map(|seed| completion(&prompt(seed, 200), 40, true));
+    let mut stream = Request::completion(&streamed).open(fleet.addr()).await;
+    let mut body = stream.tokens(2).await;
+    let mut waiting = Request::completion(&next).open(fleet.addr()).await;
+    fleet.router.signal("STOP");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    fleet.router.signal("CONT");
+    body.bytes.extend(stream.rest().await.bytes);
+    fleet.assert_streamed_as_alone("/v1/completions", &streamed, &body).await;
+    assert_eq!(waiting.head().await.status, 200);
+    fleet.assert_streamed_as_alone("/v1/completions", &next, &waiting.rest().await).await;
+    let failures = fleet.router.metrics().await.not_zero("pointsman_leg_failures_total");
+    assert_eq!(failures, Vec::<String>::new());
+    fleet.assert_nothing_leaks().await;
+}
+
+// ---- clocks ----------------------------------------------------------------------------------
+
+/// Where the wall clock may be read: the date in a prompt's template and in a list of models, and how
+/// late an event is, for a metric. It may jump; whatever is decided, is decided by the monotonic one.
+const DATES: [&str; 2] = ["events.rs", "prompt.rs"];
+
+fn files_with(word: &str, within: &Path, found: &mut Vec<String>) {
+    for entry in std::fs::read_dir(within).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files_with(word, &path, found);
+        } else if std::fs::read_to_string(&path).unwrap().contains(word) {
+            found.push(path.file_name().unwrap().to_string_lossy().into_owned());
+        }
+    }
+}
+
+#[test]
+fn the_wall_clock_decides_nothing() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = Vec::new();
+    for name in ["brain", "kv", "serve", "tokens", "wire"] {
+        files_with("SystemTime", &crates.join(name).join("src"), &mut found);
+    }
+    found.sort();
+    assert_eq!(found, DATES);
+}
+
+/// What reckons back from the present meets the beginning of time on such a machine.
+#[tokio::test]
+async fn a_router_on_a_machine_that_has_just_started_serves() {
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+    let seconds: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+    let offset = format!("-{}", seconds as u64 - 1);
+    let command =
+        ["unshare", "-T", "--monotonic", &offset, "--boottime", &offset, "--fork", "--kill-child"];
+    let works = Command::new(command[0]).args(&command[1..]).arg("true").status();
+    if !works.is_ok_and(|status| status.success()) {
+        return support::skipped(
+            "a clock that has just started; no time namespace can be had here",
+        );
+    }
+    let fleet = Fleet::start([prefill("p0"), decode("d0")]).await;
+    let workers: Vec<_> = fleet.engines.iter().map(|engine| engine.worker.clone()).collect();
+    let tree = configuration(&json!(workers), json!({}));
+    let router = Router::start_under(&command, &tree).await;
+    for (seed, stream) in [(1, false), (2, true)] {
+        let asked = completion(&prompt(seed, 200), 8, stream);
+        let (head, body) = Request::completion(&asked).send(router.addr()).await;
+        assert_eq!((head.status, head.path()), (200, "remote"), "{body:?}");
+        fleet.assert_completed_as_alone(&asked, &body).await;
+    }
+}
+
+// ---- descriptors -----------------------------------------------------------------------------
+
+/// Ticks of the processor that a process has used, 100 to a second.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[tokio::test]
+async fn a_router_without_descriptors_rests_answers_what_it_can_and_recovers() {
+    let fleet = Fleet::start([unified("u0")]).await;
+    let workers: Vec<_> = fleet.engines.iter().map(|engine| engine.worker.clone()).collect();
+    let breaker = json!({"open": "100ms", "open_max": "100ms"});
+    let config = json!({"health": {"interval": "100ms"}, "routing": {"breaker": breaker}});
+    let tree = configuration(&json!(workers), config);
+    let router = Router::start_under(&["prlimit", "--nofile=60:60"], &tree).await;
+    let served = async |seed| {
+        let asked = completion(&prompt(seed, 40), 2, false);
+        let mut exchange = Request::completion(&asked).open(router.addr()).await;
+        exchange.head().await.status
+    };
+    assert_eq!(served(1).await, 200);
+    // Each is accepted for as long as there is a descriptor for it; the others wait.
+    let mut early = Request::get("/health").begin(router.addr()).await;
+    let mut crowd = Vec::new();
+    for _ in 0..100 {
+        crowd.push(connect(router.addr()).await.unwrap());
+    }
+    let told = "a connection could not be accepted";
+    wait_until(async || match router.log().contains(told) {
+        true => Ok(()),
+        false => Err("it has descriptors left".to_owned()),
+    })
+    .await;
+    assert_eq!(early.head().await.status, 200);
+    let (before, since) = (ticks(router.pid()), Instant::now());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (used, seconds) = (ticks(router.pid()) - before, since.elapsed().as_secs_f64());
+    assert!((used as f64) < 30.0 * seconds, "it spins: {used} ticks in {seconds} s");
+    drop(crowd);
+    let mut seed = 10;
+    wait_until(async || {
+        seed += 1;
+        match served(seed).await {
+            200 => Ok(()),
+            status => Err(format!("it has not recovered: {status}")),
+        }
+    })
+    .await;
+    for _ in 0..5 {
+        seed += 1;
+        assert_eq!(served(seed).await, 200);
+    }
+}
