@@ -1,5 +1,5 @@
 //! What tokenising costs with a model directory, on texts never seen before and on a conversation's
-//! next turn, beside the library that is always right and beside what the machine can do.
+//! next turn, in CPU time, beside the library that is always right and what the machine can do.
 //!
 //! `cargo run --release -p pointsman-tokens --example cost -- MODEL_DIR [TEXT_FILE...]`; without
 //! texts, on this project's own documents and sources.
@@ -11,6 +11,7 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use pointsman_tokens::{BYTES_PER_TOKEN, CacheLimits, Chat, Model};
 use tokenizers::Tokenizer;
 
@@ -106,15 +107,15 @@ fn cold(
     while quick.len() < RUNS
         && let Some(piece) = piece(text, at, tokens * BYTES_PER_TOKEN, end)
     {
-        let begin = Instant::now();
+        let begin = cpu()?;
         let encoded = model.encode_prompt(piece, Some(false))?;
-        quick.push(ms(begin.elapsed()));
+        quick.push(ms(cpu()? - begin));
         bytes += piece.len();
         count += encoded.ids.len();
         if slowly.len() < SLOW_RUNS {
-            let begin = Instant::now();
+            let begin = cpu()?;
             let other = slow.encode_fast(piece, false).map_err(|e| e.to_string())?;
-            slowly.push(ms(begin.elapsed()));
+            slowly.push(ms(cpu()? - begin));
             if other.get_ids() != &*encoded.ids {
                 return Err(format!("the ids of a text differ: {piece:?}").into());
             }
@@ -137,7 +138,7 @@ fn piece<'t>(text: &'t str, at: &mut usize, bytes: usize, end: usize) -> Option<
     let from = text.ceil_char_boundary(*at);
     let to = text.ceil_char_boundary(from + bytes);
     *at = to;
-    if to <= end { text.get(from..to) } else { None }
+    if from + bytes <= to && to <= end { text.get(from..to) } else { None }
 }
 
 /// A conversation that grows by a question that was never asked before.
@@ -157,11 +158,11 @@ fn next_turn(model: &Model, text: &str) -> Result<(), Box<dyn Error>> {
         messages.push(message("user", question)?);
         let body = format!("[{}]", messages.join(","));
         messages.pop();
-        let begin = Instant::now();
+        let begin = cpu()?;
         let encoded = model.encode_chat(&Chat::new(body.as_bytes(), 0))?;
         // The first turn fills the cache.
         if encoded.from_cache > 0 {
-            times.push(ms(begin.elapsed()));
+            times.push(ms(cpu()? - begin));
             known = (encoded.from_cache, encoded.ids.len());
         }
     }
@@ -172,14 +173,12 @@ fn next_turn(model: &Model, text: &str) -> Result<(), Box<dyn Error>> {
         percentile(&mut times, 0.5)
     );
     let body = format!("[{}]", messages.join(","));
-    let mut times: Vec<f64> = (0..RUNS)
-        .map(|_| {
-            let begin = Instant::now();
-            let rendered = model.render_chat(&Chat::new(body.as_bytes(), 0));
-            black_box(rendered.is_ok());
-            ms(begin.elapsed())
-        })
-        .collect();
+    let mut times = Vec::new();
+    for _ in 0..RUNS {
+        let begin = cpu()?;
+        black_box(model.render_chat(&Chat::new(body.as_bytes(), 0))?);
+        times.push(ms(cpu()? - begin));
+    }
     println!("of which parsing and template: p50 {:.3} ms", percentile(&mut times, 0.5));
     Ok(())
 }
@@ -192,6 +191,11 @@ fn percentile(times: &mut [f64], share: f64) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     let at = (times.len() as f64 * share) as usize;
     times.get(at.min(times.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
+
+/// CPU time of this thread, so that a busy machine does not matter.
+fn cpu() -> nix::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
 fn ms(time: Duration) -> f64 {

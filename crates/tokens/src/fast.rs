@@ -20,7 +20,7 @@ const PROBES: [&str; 12] = [
     "a",
     "Hello world, it's 12345678 o'clock; THEY'LL don't 'em I'VE.",
     "  two  spaces\tand tabs \t\t x   \n\n  \r\n\r\n lines \n\n\n",
-    "fn main() { println!(\"{}\", x[0] == y->z && !a::<b>()); } // 0xFF_u8 /* 1.5e-10 */",
+    "func main() { write!(f, \"{}\", x[0] == y->z && !a::<b>()); } // 0xFF_u8 /* 1.5e-10 */",
     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"n\":-12.50,\"ok\":true}]}\n",
     "camelCase HTTPServer XMLHttpRequest iPhone snake_case SCREAMING_CASE kebab-case/path//x.rs",
     "Der Bär läßt Ärger, déjà vu, naïve coöperation; e\u{301}a\u{323}\u{307} A\u{30a} \u{212b}",
@@ -180,24 +180,16 @@ mod tests {
     use crate::files::Files;
     use crate::tokenizer::Tokenizer;
 
-    /// The small tokenizers, and those of `POINTSMAN_TEST_TOKENIZERS` (model directories, separated
-    /// by colons) that have a quick way.
-    fn tokenizers() -> Vec<Tokenizer> {
+    /// The small tokenizers that have a quick way.
+    fn tokenizers() -> [Tokenizer; 2] {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/models");
-        let more = std::env::var("POINTSMAN_TEST_TOKENIZERS").unwrap_or_default();
-        let more = more.split(':').filter(|dir| !dir.is_empty()).map(Into::into);
-        let load = |dir: std::path::PathBuf| {
-            let files = Files::read(&dir).unwrap();
-            Tokenizer::load(&files.tokenizer_file, &files.tokenizer, &files.config).unwrap()
-        };
-        let own = ["bytes", "split"].map(|name| {
-            let tokenizer = load(models.join(name));
+        ["bytes", "split"].map(|name| {
+            let files = Files::read(&models.join(name)).unwrap();
+            let tokenizer =
+                Tokenizer::load(&files.tokenizer_file, &files.tokenizer, &files.config).unwrap();
             assert_eq!(tokenizer.slow_because(), None, "{name}");
             tokenizer
-        });
-        own.into_iter()
-            .chain(more.map(load).filter(|tokenizer| tokenizer.slow_because().is_none()))
-            .collect()
+        })
     }
 
     fn assert_same(tokenizer: &Tokenizer, text: &str) {
