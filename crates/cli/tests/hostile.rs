@@ -660,6 +660,27 @@ async fn where_nobody_else_is_a_client_is_told_of_the_worker_that_makes_no_sense
 }
 
 #[tokio::test]
+async fn a_stream_that_says_nothing_and_ends_is_no_answer() {
+    let event = |data: &str| format!("{:x}\r\n{data}\r\n", data.len());
+    let (done, end) = (event("data: [DONE]\n\n"), "0\r\n\r\n".to_owned());
+    for (events, cause) in [
+        (done.clone() + &end, "sent an answer that makes no sense"),
+        (event("data: it works!\n\n") + &done + &end, "sent an answer that makes no sense"),
+        (event("it works!\n\n") + &end, "cut its answer off"),
+        (end.clone(), "cut its answer off"),
+    ] {
+        let reply = [raw::stream(0), events.into_bytes()].concat();
+        let engine = Raw::start([Act::Send(reply, Then::Keep)]).await;
+        let workers = json!([engine.worker("u0", "unified")]);
+        let router = Router::start(&configuration(&workers, unwatched(json!({})))).await;
+        let asked = completion(&prompt(1, 20), 4, true);
+        let (head, error) = Request::completion(&asked).json(router.addr()).await;
+        assert_eq!(head.status, 503, "{error}");
+        assert!(error_message(&error).contains(&format!("worker `u0` {cause}")), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn what_failed_with_a_hand_off_is_told_as_far_as_it_is_known() {
     let fleet = Fleet::with([prefill("p0"), decode("d0")], unwatched(json!({}))).await;
     fleet.set_faults("d0", rule(Leg::Any, Action::Status { status: 500, body: None }));

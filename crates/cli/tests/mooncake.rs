@@ -188,6 +188,15 @@ async fn a_prefill_leg_that_ends_early_hands_nothing_over_and_is_not_waited_for(
 }
 
 #[tokio::test]
+async fn a_prefill_worker_that_answers_with_nonsense_leaves_the_prompt_to_the_decode_worker() {
+    for body in ["", "hello", r#"{"choices":[]}"#] {
+        let body = Some(body.to_owned());
+        let nonsense = rule(Leg::Prefill, Action::Status { status: 200, body });
+        it_is_repeated_locally(nonsense, "protocol").await;
+    }
+}
+
+#[tokio::test]
 async fn another_prefill_worker_goes_before_the_local_path() {
     let specs = [prefill("p0"), prefill("p1"), decode("d0")];
     let fleet = Fleet::with(specs, faulty(json!({}))).await;

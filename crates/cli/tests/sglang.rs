@@ -297,6 +297,15 @@ async fn a_decode_worker_that_is_overloaded_is_passed_over() {
 }
 
 #[tokio::test]
+async fn a_decode_worker_that_answers_with_nonsense_is_passed_over() {
+    for body in ["", "hello", r#"{"choices":[{"index":0,"text":"no stream"}]}"#] {
+        let body = Some(body.to_owned());
+        let nonsense = rule(Leg::Decode, Action::Status { status: 200, body });
+        another_decodes(nonsense, "protocol").await;
+    }
+}
+
+#[tokio::test]
 async fn a_decode_worker_that_hangs_is_passed_over() {
     another_decodes(rule(Leg::Decode, Action::HangBeforeHeaders), "timeout").await;
 }

@@ -66,6 +66,13 @@ pub(crate) struct Opened {
     body: Incoming,
 }
 
+impl Opened {
+    /// Whether it ended as a stream does, and nothing had been said.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.watch.hold() == Hold::Release && self.watch.content_events() == 0
+    }
+}
+
 /// Reads a stream up to its first content, so that whatever fails before can still be made good.
 pub(crate) async fn open(
     mut body: Incoming,

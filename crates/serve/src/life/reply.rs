@@ -42,6 +42,10 @@ impl Life {
         if is_event_stream(&head.headers) {
             let limit = self.router.settings.limits.max_reply_bytes.get();
             let opened = relay::open(body, self.patience, limit).await?;
+            // The least that a generation says is why it ended.
+            if opened.is_empty() && self.request.api() != Api::Other {
+                return Err(Cause::Protocol);
+            }
             return Ok(Answered::Stream(head, opened));
         }
         if self.request.api() == Api::Other {
