@@ -90,7 +90,7 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Results> {
     let dir = tempfile::tempdir()?;
     let (_engines, engines) = proxies::engines(options.load_core, dir.path())?;
     let targets = start(options, engines, dir.path())?;
-    crate::cpu::pin(options.load_core)?;
+    crate::cpu::pin(&[options.load_core])?;
     tokio::time::sleep(IDLE).await;
     let mut footprints = targets.iter().map(footprint).collect::<anyhow::Result<Vec<_>>>()?;
     let mut cases = cases();

@@ -34,18 +34,18 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a command on one core, its output in files of `dir`.
+    /// Starts a command on some cores, its output in files of `dir`.
     pub(crate) fn start(
         name: &'static str,
         command: &mut Command,
-        core: usize,
+        cores: &[usize],
         dir: &Path,
     ) -> anyhow::Result<Running> {
         let (out, log) = (dir.join(format!("{name}.out")), dir.join(format!("{name}.log")));
         command.stdin(Stdio::piped()).stdout(File::create(&out)?).stderr(File::create(&log)?);
         let started = Instant::now();
         let program = command.get_program().to_owned();
-        let child = cpu::on_core(core, || {
+        let child = cpu::on_cores(cores, || {
             command.spawn().with_context(|| format!("{} cannot be started", program.display()))
         })?;
         Ok(Running { name, child, started, out, log })

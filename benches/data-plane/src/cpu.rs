@@ -12,21 +12,23 @@ use nix::unistd::Pid;
 /// The process itself, for the affinity calls.
 const SELF: Pid = Pid::from_raw(0);
 
-/// Moves this thread, and whatever it starts from here on, to one core.
-pub(crate) fn pin(core: usize) -> anyhow::Result<()> {
+/// Moves this thread, and whatever it starts from here on, to these cores.
+pub(crate) fn pin(cores: &[usize]) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
-    set.set(core).with_context(|| format!("core {core}"))?;
+    for core in cores {
+        set.set(*core).with_context(|| format!("core {core}"))?;
+    }
     sched_setaffinity(SELF, &set)
-        .with_context(|| format!("this process may not run on core {core}; choose another"))
+        .with_context(|| format!("this process may not run on cores {cores:?}; choose others"))
 }
 
-/// Runs `start` on one core, so that the process that it starts stays there, and comes back.
-pub(crate) fn on_core<T>(
-    core: usize,
+/// Runs `start` on some cores, so that the process that it starts stays there, and comes back.
+pub(crate) fn on_cores<T>(
+    cores: &[usize],
     start: impl FnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let before = sched_getaffinity(SELF).context("the cores of this process")?;
-    pin(core)?;
+    pin(cores)?;
     let started = start();
     sched_setaffinity(SELF, &before).context("the cores of this process")?;
     started

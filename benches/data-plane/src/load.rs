@@ -59,6 +59,8 @@ pub(crate) struct Outcome {
     pub(crate) reads: u64,
     /// CPU seconds of the proxy; 0 where there is none.
     pub(crate) cpu: f64,
+    /// Measured seconds.
+    pub(crate) seconds: f64,
     /// To the first byte of the body.
     pub(crate) first: Latency,
     /// To the end of the reply.
@@ -115,11 +117,11 @@ pub(crate) async fn run(
     }
     let cpu = || tree.map_or(Ok(Duration::ZERO), Tree::cpu_time);
     run_on(&plan, &mut clients, case.clients, times.warm_up).await?;
-    let before = cpu()?;
+    let (began, before) = (Instant::now(), cpu()?);
     plan.phase.store(MEASURING, Ordering::Relaxed);
     run_on(&plan, &mut clients, case.clients, times.measured).await?;
     plan.phase.store(OVER, Ordering::Relaxed);
-    let cpu = cpu()? - before;
+    let (cpu, seconds) = (cpu()? - before, began.elapsed().as_secs_f64());
     let ended = tokio::time::timeout(PATIENCE, collect(clients)).await;
     let samples = ended.context("replies did not come to an end")??;
     Ok(Outcome {
@@ -127,6 +129,7 @@ pub(crate) async fn run(
         tokens: samples.tokens,
         reads: samples.reads,
         cpu: cpu.as_secs_f64(),
+        seconds,
         first: latency(samples.first),
         whole: latency(samples.whole),
     })

@@ -12,6 +12,8 @@ mod load;
 mod page;
 mod peers;
 mod proxies;
+mod scale;
+mod scaled;
 mod table;
 mod wire;
 
@@ -65,6 +67,9 @@ struct Cli {
     /// Core of load and engines.
     #[arg(long, default_value_t = 1)]
     load_core: usize,
+    /// Measure what grows instead: cores, open streams, workers, models and prompts.
+    #[arg(long, conflicts_with_all = ["case", "targets", "peers", "rounds"])]
+    scale: bool,
     /// A trial of some 20 seconds, whose figures mean little.
     #[arg(long)]
     quick: bool,
@@ -121,14 +126,20 @@ async fn compare(cli: Cli) -> anyhow::Result<()> {
     let options = options(&cli)?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let results = tokio::select! {
-        results = bench::run(&options) => results?,
+    let run = async {
+        if cli.scale {
+            return scale::run(&options).await;
+        }
+        Ok(table::markdown(&bench::run(&options).await?))
+    };
+    let tables = tokio::select! {
+        tables = run => tables?,
         _ = interrupt.recv() => anyhow::bail!("interrupted"),
         _ = terminate.recv() => anyhow::bail!("terminated"),
     };
-    let tables = table::markdown(&results);
     println!("{tables}");
     match &cli.write {
+        Some(page) if cli.scale => page::write_scale(page, &options, &tables),
         Some(page) => page::write(page, &options, &tables),
         None => Ok(()),
     }

@@ -1,6 +1,6 @@
 //! The page of the documentation that the figures go onto.
 //!
-//! Invariant: only what stands between the two marks is replaced; the rest of the page is written by
+//! Invariant: only what stands between two marks is replaced; the rest of the page is written by
 //! hand.
 
 use std::fs;
@@ -13,6 +13,8 @@ use crate::bench::Options;
 
 const BEGIN: &str = "<!-- figures: written by the bench -->";
 const END: &str = "<!-- end of the figures -->";
+const SCALE: &str = "<!-- scale: written by the bench -->";
+const SCALE_END: &str = "<!-- end of scale -->";
 
 const INTRODUCTION: &str = "# Data plane
 
@@ -35,18 +37,34 @@ To run it: `cargo build --release -p pointsman -p pointsman-bench && target/rele
 pub(crate) fn write(page: &Path, options: &Options, tables: &str) -> anyhow::Result<()> {
     let figures = format!("{BEGIN}\n\n{}\n{tables}\n{END}", circumstances(options)?);
     let old = fs::read_to_string(page).unwrap_or_default();
+    save(page, &replaced(&old, &figures))
+}
+
+/// Writes the figures of scale onto the page, at its end if they are not there yet.
+pub(crate) fn write_scale(page: &Path, options: &Options, tables: &str) -> anyhow::Result<()> {
+    let figures = format!("{SCALE}\n\n{}\n{tables}\n{SCALE_END}", circumstances(options)?);
+    let old = fs::read_to_string(page).unwrap_or_else(|_| INTRODUCTION.to_owned());
+    let marked = between(&old, SCALE, SCALE_END, &figures);
+    save(page, &marked.unwrap_or_else(|| format!("{old}\n## Scale\n\n{figures}\n")))
+}
+
+fn save(page: &Path, text: &str) -> anyhow::Result<()> {
     if let Some(dir) = page.parent() {
         fs::create_dir_all(dir)?;
     }
-    fs::write(page, replaced(&old, &figures)).with_context(|| page.display().to_string())
+    fs::write(page, text).with_context(|| page.display().to_string())
 }
 
 fn replaced(old: &str, figures: &str) -> String {
-    let marked = old.split_once(BEGIN).and_then(|(before, rest)| {
-        let (_, after) = rest.split_once(END)?;
-        Some(format!("{before}{figures}{after}"))
-    });
+    let marked = between(old, BEGIN, END, figures);
     marked.unwrap_or_else(|| format!("{INTRODUCTION}\n## Figures\n\n{figures}\n"))
+}
+
+/// The text with `figures` in place of what stands between the marks, and of them.
+fn between(old: &str, begin: &str, end: &str, figures: &str) -> Option<String> {
+    let (before, rest) = old.split_once(begin)?;
+    let (_, after) = rest.split_once(end)?;
+    Some(format!("{before}{figures}{after}"))
 }
 
 /// When, on what, and with which versions.

@@ -81,7 +81,7 @@ impl Peer {
                 .args(["--prefill", &format!("http://{prefill}")])
                 .args(["--decode", &format!("http://{decode}")]),
         };
-        let mut process = Running::start(self.name, &mut command, core, dir)?;
+        let mut process = Running::start(self.name, &mut command, &[core], dir)?;
         let id = process.id();
         let ready = || answers(addr).then(|| Tree::of(id).ok()).flatten();
         let (tree, ready) = process.wait_for(ready)?;

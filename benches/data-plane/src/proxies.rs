@@ -44,13 +44,23 @@ pub(crate) const NGINX: &str = "nginx";
 
 /// Starts the engines.
 pub(crate) fn engines(core: usize, dir: &Path) -> anyhow::Result<(Running, Engines)> {
+    let (process, addrs) = many_engines(2, &[core], dir)?;
+    let [prefill, decode] = addrs[..] else { anyhow::bail!("the engines told too few ports") };
+    Ok((process, Engines { prefill, decode }))
+}
+
+/// Starts so many engines in one process.
+pub(crate) fn many_engines(
+    count: usize,
+    cores: &[usize],
+    dir: &Path,
+) -> anyhow::Result<(Running, Vec<SocketAddr>)> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["engine", "--ports", "2"]);
-    let mut process = Running::start("engines", &mut command, core, dir)?;
+    command.args(["engine", "--ports", &count.to_string()]);
+    let mut process = Running::start("engines", &mut command, cores, dir)?;
     let (ports, _) = process.line("ready ")?;
-    let mut ports = ports.split(' ').map(|port| anyhow::Ok(local(port.parse()?)));
-    let mut next = || ports.next().context("the engines told too few ports")?;
-    Ok((process, Engines { prefill: next()?, decode: next()? }))
+    let addrs = ports.trim().split(' ').map(|port| Ok(local(port.parse()?)));
+    Ok((process, addrs.collect::<anyhow::Result<_>>()?))
 }
 
 /// The engines themselves.
@@ -79,7 +89,7 @@ pub(crate) fn nginx(
     fs::write(&conf, nginx_conf(addr, engines.decode))?;
     let mut command = Command::new(program);
     command.arg("-p").arg(&home).arg("-c").arg(&conf).args(["-e", "stderr"]);
-    let mut process = Running::start(NGINX, &mut command, core, dir)?;
+    let mut process = Running::start(NGINX, &mut command, &[core], dir)?;
     let id = process.id();
     // It listens before it has its worker.
     let (tree, ready) = process.wait_for(|| {
@@ -137,6 +147,29 @@ http {{
     )
 }
 
+/// Starts `pointsman serve` with this configuration.
+pub(crate) fn router(
+    name: &'static str,
+    command: &mut Command,
+    config: &str,
+    cores: &[usize],
+    dir: &Path,
+) -> anyhow::Result<Target> {
+    let file = dir.join(format!("{name}.yaml"));
+    fs::write(&file, config)?;
+    command.arg("serve").arg("-c").arg(&file);
+    let mut process = Running::start(name, command, cores, dir)?;
+    let (url, ready) = process.line("pointsman is ready on http://")?;
+    Ok(Target {
+        name,
+        addr: url.trim().parse().context("the router's address")?,
+        tree: Some(process.tree()?),
+        path: None,
+        ready: Some(ready),
+        process: Some(process),
+    })
+}
+
 /// How a router is set up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
@@ -173,20 +206,9 @@ impl Setup {
         core: usize,
         dir: &Path,
     ) -> anyhow::Result<Target> {
-        let config = dir.join(format!("{}.yaml", self.name));
-        fs::write(&config, self.config(engines))?;
         let mut command = Command::new(program);
-        command.arg("serve").arg("-c").arg(&config);
-        let mut process = Running::start(self.name, &mut command, core, dir)?;
-        let (url, ready) = process.line("pointsman is ready on http://")?;
-        Ok(Target {
-            name: self.name,
-            addr: url.trim().parse().context("the router's address")?,
-            tree: Some(process.tree()?),
-            path: Some(self.path),
-            ready: Some(ready),
-            process: Some(process),
-        })
+        let target = router(self.name, &mut command, &self.config(engines), &[core], dir)?;
+        Ok(Target { path: Some(self.path), ..target })
     }
 
     fn config(self, engines: Engines) -> String {

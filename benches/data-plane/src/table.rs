@@ -192,7 +192,8 @@ impl View<'_> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+/// The middle of the finite values.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.retain(|value| value.is_finite());
     values.sort_unstable_by(f64::total_cmp);
     let middle = *values.get(values.len() / 2)?;
