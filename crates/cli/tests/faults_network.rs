@@ -21,6 +21,7 @@ fn settings(more: Value) -> Value {
     let mut config = json!({
         "health": {"interval": "1h"},
         "metrics": {"scrape_interval": "1h"},
+        "routing": {"breaker": {"failures": 100}},
     });
     support::merge(&mut config, more);
     config
@@ -206,6 +207,24 @@ async fn a_reset_in_a_stream_ends_it_with_an_error_and_never_with_done() {
             let tokens = if bytes < whole_events.len() - 2 { " t0 t1" } else { " t0 t1 t2" };
             assert_eq!(body.content(), tokens, "{bytes} {then:?}");
             assert_eq!(raw.seen().len(), 1, "nothing is tried again once the client has something");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reply_of_another_kind_is_a_head_and_a_cut_body_though_the_cut_comes_with_the_head() {
+    let embeddings = whole("of another kind");
+    let head = embeddings.windows(4).position(|at| at == b"\r\n\r\n").unwrap() + 4;
+    for bytes in [head, head + 10, embeddings.len() - 1] {
+        let act = Act::Send(embeddings[..bytes].to_vec(), Then::Fin);
+        let (_raw, router) = alone([act]).await;
+        for _ in 0..20 {
+            let asked = json!({"model": MODEL, "input": "a text to embed"});
+            let mut exchange = Request::post("/v1/embeddings", &asked).open(router.addr()).await;
+            assert_eq!(exchange.head().await.status, 200);
+            let body = exchange.rest().await;
+            assert!(body.cut, "{body:?}");
+            assert_eq!(body.bytes, embeddings[head..bytes], "what came is passed on");
         }
     }
 }

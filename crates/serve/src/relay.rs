@@ -43,6 +43,8 @@ pub(crate) struct Relay {
     watch: Option<Watch>,
     /// It ended in its middle, and the client is still to be told.
     broken: bool,
+    /// The client's connection had its turn to send what came before the break.
+    sent_before: bool,
     run: Option<Run>,
     timer: Pin<Box<Sleep>>,
     idle: Duration,
@@ -128,6 +130,7 @@ impl Relay {
             turns: 0,
             watch: None,
             broken: false,
+            sent_before: false,
             run: Some(run),
             timer: Box::pin(sleep_until(deadline.min(Instant::now() + idle))),
             idle,
@@ -249,6 +252,11 @@ impl Body for Relay {
                 }
             }
             if this.run.is_none() {
+                if this.broken && !std::mem::replace(&mut this.sent_before, true) {
+                    // An error ends the connection with whatever has not been sent, even the head.
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 let broken = std::mem::take(&mut this.broken);
                 return Poll::Ready(broken.then_some(Err(Broken)));
             }
