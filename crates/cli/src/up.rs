@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "a fleet needs a prefill and a decode engine, or a unified one"
     );
     shutdown::block_on(async {
-        let mut asked = Asked::listen()?;
+        let (mut asked, hangups) = (Asked::listen()?, shutdown::hangups()?);
         let engines = start_engines(args).await?;
         let loaded = load(&Sources {
             file: Some(file(args, &engines)),
@@ -59,7 +59,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         logging::start(&loaded.settings.log, &loaded.notices)?;
         let running = pointsman_serve::start(loaded.settings).await?;
         greet(args, &format!("http://{}", running.addr()), &engines);
-        asked.next().await;
+        tokio::select! {
+            () = asked.next() => {}
+            () = shutdown::at_each(hangups, || running.reload_certificates()) => {}
+        }
         asked
             .end(async {
                 running.stop().await;

@@ -502,9 +502,30 @@ async fn at_the_end_of_the_grace_period_what_still_runs_is_cut() {
     stream.tokens(1).await;
     fleet.router.terminate();
     let rest = stream.rest().await;
-    assert!(rest.cut || rest.text().contains(r#"{"error""#), "never a silent end: {rest:?}");
+    assert!(!rest.cut && rest.text().contains("the router is shutting down"), "{rest:?}");
     assert!(!rest.text().contains("[DONE]"), "{rest:?}");
     assert_eq!(fleet.router.ended().await.code(), Some(0));
     assert!(fleet.router.log().contains("still running at the end of the grace period"));
     wait_until(async || assert_engines_are_idle(&fleet)).await;
+}
+
+#[tokio::test]
+async fn a_listener_of_its_own_tells_of_the_drain_until_the_last_request_has_ended() {
+    let specs = [prefill("p0"), decode("d0").faults(slow_tokens(40))];
+    let own = json!({"admin": {"listen": {"address": "127.0.0.1", "port": 0}}});
+    let mut fleet = Fleet::with(specs, own).await;
+    let admin = fleet.router.admin_addr();
+    let ready = async || Request::get("/ready").json(admin).await;
+    assert_eq!(ready().await.0.status, 200);
+    let streamed = asked(1, 40, true);
+    let mut stream = Request::completion(&streamed).open(fleet.addr()).await;
+    let mut body = stream.tokens(1).await;
+    fleet.router.terminate();
+    until_refused(&fleet).await;
+    let (head, told) = ready().await;
+    assert_eq!((head.status, &told["draining"]), (503, &json!(true)), "{told}");
+    assert_eq!(Request::get("/metrics").send(admin).await.0.status, 200);
+    body.bytes.extend(stream.rest().await.bytes);
+    fleet.assert_streamed_as_alone("/v1/completions", &streamed, &body).await;
+    assert_eq!(fleet.router.ended().await.code(), Some(0));
 }

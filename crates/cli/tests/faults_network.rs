@@ -229,6 +229,22 @@ async fn a_reply_of_another_kind_is_a_head_and_a_cut_body_though_the_cut_comes_w
     }
 }
 
+/// One that says nothing gets no last word, and no clean end either.
+#[tokio::test]
+async fn a_silent_stream_is_cut_at_the_end_of_the_grace_period() {
+    let raw = Raw::start([Act::Send(stream(1), Then::Hang)]).await;
+    let config = settings(json!({"shutdown": {"grace": "300ms"}}));
+    let workers = json!([raw.worker("u0", "unified")]);
+    let mut router = Router::start(&configuration(&workers, config)).await;
+    let asked = completion(&prompt(1, 40), 4, true);
+    let mut exchange = Request::completion(&asked).open(router.addr()).await;
+    exchange.tokens(1).await;
+    router.terminate();
+    let rest = exchange.rest().await;
+    assert!(rest.cut && rest.bytes.is_empty(), "{rest:?}");
+    assert_eq!(router.ended().await.code(), Some(0));
+}
+
 // ---- engines that take a connection and say nothing ------------------------------------------
 
 #[tokio::test]

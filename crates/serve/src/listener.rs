@@ -44,6 +44,9 @@ const MAX_HANDSHAKES: usize = 1024;
 /// The longest that a TLS handshake may take, where `timeouts.header_read` allows for more.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
+/// How long streams have for a last word when the grace period is over.
+const LAST_WORD: Duration = Duration::from_millis(500);
+
 /// What is served at a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serves {
@@ -74,6 +77,12 @@ impl Door {
         let tls = files.as_ref().map(|files| tls::server(section, files)).transpose()?;
         let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
         Ok(Arc::new(Door { serves, section, files, tls: ArcSwapOption::new(tls), handshakes }))
+    }
+
+    /// Waits until no further connection is to be taken.
+    async fn closes(&self, router: &Router) {
+        let until = if self.serves == Serves::Admin { &router.served } else { &router.stop };
+        until.cancelled().await;
     }
 
     /// Where its certificate is configured.
@@ -110,7 +119,8 @@ pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepts until the router stops, then lets running requests end within the grace period.
+/// Accepts until it is time, then lets running requests end within the grace period. The administration
+/// is there until the last request of the API has ended.
 pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpListener) {
     // HTTP/1 alone: a client of HTTP/2 that gives no window would hold its requests for ever, because
     // hyper polls no body that it cannot send.
@@ -125,7 +135,7 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
     let connections = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
-            () = router.stop.cancelled() => break,
+            () = door.closes(&router) => break,
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -139,12 +149,19 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
         }
     }
     drop(listener);
+    let mut ended = std::pin::pin!(connections.shutdown());
+    if door.serves == Serves::Admin {
+        let _cut = tokio::time::timeout(LAST_WORD, ended).await;
+        return;
+    }
     let grace = router.settings.shutdown_grace;
-    if tokio::time::timeout(grace, connections.shutdown()).await.is_err() {
+    if tokio::time::timeout(grace, &mut ended).await.is_err() {
         tracing::warn!(
             requests = router.gate.inside(),
             "requests were still running at the end of the grace period of {grace:?}; they are cut"
         );
+        router.cut();
+        let _cut = tokio::time::timeout(LAST_WORD, ended).await;
     }
 }
 
@@ -159,7 +176,8 @@ fn spawn(
         tracing::debug!(%error, "a connection was gone before it began");
         return;
     }
-    let (router, http, serves) = (Arc::clone(router), http.clone(), door.serves);
+    let (router, door, http, serves) =
+        (Arc::clone(router), Arc::clone(door), http.clone(), door.serves);
     let Some(tls) = door.tls.load_full() else {
         tokio::spawn(converse(router, serves, http, stream, watcher));
         return;
@@ -171,7 +189,7 @@ fn spawn(
     let time = router.settings.timeouts.header_read.min(HANDSHAKE_TIME);
     tokio::spawn(async move {
         let shaken = tokio::select! {
-            () = router.stop.cancelled() => return,
+            () = door.closes(&router) => return,
             shaken = tokio::time::timeout(time, TlsAcceptor::from(tls).accept(stream)) => shaken,
         };
         drop(handshake);

@@ -180,6 +180,31 @@ impl Relay {
             run.streamed(seen.content_events, watch.tokens());
         }
         self.pass(chunk, seen.whole);
+        if self.run.as_ref().is_some_and(Run::is_cut) {
+            self.cut_short();
+        }
+    }
+
+    /// The router itself ends a stream whose engine would go on.
+    fn cut_short(&mut self) {
+        let unfinished = self.watch.as_mut().is_some_and(|watch| watch.finish() == sse::End::Cut);
+        let Some(run) = self.run.take_if(|_| unfinished) else { return };
+        let message = format!(
+            "the reply broke off after {} tokens: the router is shutting down; send the request again",
+            run.tokens()
+        );
+        self.last_word(&ApiError::new(503, message));
+        run.end(End::Failed, None);
+    }
+
+    /// Ends a stream with an error as an event of its own.
+    fn last_word(&mut self, error: &ApiError) {
+        self.partial.clear();
+        if self.within_event {
+            // Ends the event that is out in part.
+            self.out.push_back(Bytes::from_static(b"\n\n"));
+        }
+        self.out.push_back(error.event());
     }
 
     /// The engine's side has ended, well or not.
@@ -200,12 +225,7 @@ impl Relay {
         let end = watch.finish();
         if end == sse::End::Cut || broken == Some(Cause::Timeout) {
             let cause = broken.unwrap_or(Cause::Cut);
-            self.partial.clear();
-            if self.within_event {
-                // Ends the event that is out in part, so that the error is one of its own.
-                self.out.push_back(Bytes::from_static(b"\n\n"));
-            }
-            self.out.push_back(broken_off(cause, late, &run).event());
+            self.last_word(&broken_off(cause, late, &run));
             return run.end(End::Failed, blame(cause));
         }
         if !self.partial.is_empty() {

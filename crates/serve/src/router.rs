@@ -37,7 +37,10 @@ pub(crate) struct Router {
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the process is to end.
     pub(crate) stop: CancellationToken,
+    /// Cancelled when no request is left.
+    pub(crate) served: CancellationToken,
     draining: AtomicBool,
+    cutting: AtomicBool,
 }
 
 impl Router {
@@ -61,7 +64,9 @@ impl Router {
             snapshots: Arc::new(Semaphore::new(1)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
+            served: CancellationToken::new(),
             draining: AtomicBool::new(false),
+            cutting: AtomicBool::new(false),
             settings,
             fleet,
         })
@@ -78,6 +83,16 @@ impl Router {
         for group in &self.fleet.groups {
             group.hold.close();
         }
+    }
+
+    /// Whether the grace period is over: streams end with their next event.
+    pub(crate) fn is_cutting(&self) -> bool {
+        self.cutting.load(Ordering::Relaxed)
+    }
+
+    /// Ends the grace period.
+    pub(crate) fn cut(&self) {
+        self.cutting.store(true, Ordering::Relaxed);
     }
 
     /// Adds every worker that the configuration names, and starts with what a snapshot says of them.

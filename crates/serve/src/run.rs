@@ -59,6 +59,11 @@ impl Run {
         self.rank.worker.name()
     }
 
+    /// Whether the router ends, and this with it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.work.router.is_cutting()
+    }
+
     /// Tokens so far.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens

@@ -54,6 +54,7 @@ pub struct Running {
     addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
     doors: Vec<Arc<Door>>,
+    /// The API's first.
     servers: Vec<JoinHandle<()>>,
 }
 
@@ -183,7 +184,12 @@ impl Running {
         self.router.drain();
         self.router.stop.cancel();
         // A panic of the accept loop has been reported by its task already.
-        for server in self.servers {
+        let mut servers = self.servers.into_iter();
+        if let Some(api) = servers.next() {
+            let _ended = api.await;
+        }
+        self.router.served.cancel();
+        for server in servers {
             let _ended = server.await;
         }
         self.router.end().await;
