@@ -6,8 +6,9 @@
 mod support;
 
 use std::cell::{Cell, RefCell};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -169,6 +170,43 @@ async fn sighup_under_load_loses_nothing() {
         fleet.assert_nothing_leaks().await;
     };
     LocalSet::new().run_until(run).await;
+}
+
+/// `pointsman up`, until it is dropped.
+struct Up(std::process::Child);
+
+impl Up {
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.0.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_fleet_of_up_outlives_sighup_and_ends_at_sigterm() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(["up", "--port", "0"]).env_clear().stdin(Stdio::null());
+    let mut up = Up(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
+    let mut line = String::new();
+    let mut out = BufReader::new(up.0.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let addr = line.trim().strip_prefix("pointsman is ready on http://").unwrap();
+    let addr: std::net::SocketAddr = addr.parse().unwrap();
+    for _ in 0..2 {
+        up.signal("HUP");
+        let (head, _) = Request::get("/ready").send(addr).await;
+        assert_eq!(head.status, 200);
+    }
+    up.signal("TERM");
+    let ended = wait_for("the end", async || up.0.try_wait().unwrap()).await;
+    assert_eq!(ended.code(), Some(0));
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use serde_json::{Value, json};
 use support::fleet::{MODEL, completion, configuration, prompt};
-use support::{Fleet, Router, SOON, unified, wait_until};
+use support::{Fleet, Metrics, Request, Router, SOON, unified, wait_until};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -164,6 +164,35 @@ async fn handshakes_that_do_not_go_on_are_ended_and_hold_nobody_up() {
         let mut reply = Vec::new();
         let _ = timeout(SOON, stream.read_to_end(&mut reply)).await.expect("it is closed");
     }
+}
+
+/// TLS handshakes that may be under way at one listener.
+const HANDSHAKES: usize = 1024;
+
+#[tokio::test]
+async fn handshakes_beyond_their_bound_are_refused_and_counted_and_leave_room_when_they_end() {
+    let ours = Authority::new();
+    let own = json!({"admin": {"listen": {"address": "127.0.0.1", "port": 0}}});
+    let fleet = served_with(ours.sign("router").tls(), own).await;
+    let client = ours.client(None);
+    let mut silent = Vec::new();
+    for _ in 0..HANDSHAKES {
+        silent.push(TcpStream::connect(fleet.addr()).await.expect("it listens"));
+    }
+    let mut further = TcpStream::connect(fleet.addr()).await.expect("it listens");
+    let closed = timeout(SOON, further.read(&mut [0; 1])).await.expect("it is closed at once");
+    assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    assert!(!is_served(&client, fleet.addr()).await);
+    let asked = Request::get("/metrics").send(fleet.router.admin_addr()).await.1;
+    let refused = [("signal", "tls_handshakes")];
+    let refused = Metrics::parse(&asked.text()).count("pointsman_requests_refused_total", &refused);
+    assert_eq!(refused, 2);
+    drop(silent);
+    wait_until(async || match is_served(&client, fleet.addr()).await {
+        true => Ok(()),
+        false => Err("there is no room".to_owned()),
+    })
+    .await;
 }
 
 #[tokio::test]
