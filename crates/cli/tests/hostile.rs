@@ -681,6 +681,30 @@ async fn a_stream_that_says_nothing_and_ends_is_no_answer() {
 }
 
 #[tokio::test]
+async fn a_client_that_asks_oddly_cannot_have_a_worker_blamed() {
+    let nothing = br#"{"choices":[]}"#;
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 14\r\n\r\n";
+    let nothing = [head.as_bytes(), nothing].concat();
+    for (members, reply) in [
+        // Read as true by some engines and as false by others.
+        ("\"stream\":\"true\"", raw::whole("a")),
+        ("\"stream\":1", raw::whole("a")),
+        ("\"n\":0", nothing.clone()),
+        ("\"n\":-1", nothing),
+    ] {
+        let engine = Raw::start([Act::Send(reply, Then::Keep)]).await;
+        let workers = json!([engine.worker("u0", "unified")]);
+        let breaker = json!({"routing": {"breaker": {"failures": 1}}});
+        let router = Router::start(&configuration(&workers, unwatched(breaker))).await;
+        let asked = format!("{{\"model\":\"{MODEL}\",\"prompt\":\"a\",{members}}}");
+        let (head, reply) = Request::raw("/v1/completions", asked).json(router.addr()).await;
+        assert_eq!(head.status, 200, "{members}: {reply}");
+        let worker = router.worker("u0").await.expect("it is listed");
+        assert_eq!(worker["condition"], "up", "{members}");
+    }
+}
+
+#[tokio::test]
 async fn what_failed_with_a_hand_off_is_told_as_far_as_it_is_known() {
     let fleet = Fleet::with([prefill("p0"), decode("d0")], unwatched(json!({}))).await;
     fleet.set_faults("d0", rule(Leg::Any, Action::Status { status: 500, body: None }));

@@ -43,7 +43,8 @@ impl Life {
             let limit = self.router.settings.limits.max_reply_bytes.get();
             let opened = relay::open(body, self.patience, limit).await?;
             // The least that a generation says is why it ended.
-            if opened.is_empty() && self.request.api() != Api::Other {
+            let generates = self.request.api() != Api::Other && !self.request.asks_for_none();
+            if opened.is_empty() && generates {
                 return Err(Cause::Protocol);
             }
             return Ok(Answered::Stream(head, opened));
@@ -51,12 +52,13 @@ impl Life {
         if self.request.api() == Api::Other {
             return Ok(Answered::Passing(head, body));
         }
-        if self.request.body().stream() {
-            // Whoever asked for events could not read anything else.
+        // Whoever asked for events could not read anything else. What is written another way than this
+        // one, engines may read another way than the router: it must not be theirs to blame.
+        if self.request.body().raw("stream") == Some("true") {
             return Err(Cause::Protocol);
         }
         let bytes = self.read_whole(body).await?;
-        match is_answer(self.request.api(), &bytes) {
+        match is_answer(self.request.api(), &bytes) || self.request.asks_for_none() {
             true => Ok(Answered::Whole(head, bytes)),
             false => Err(Cause::Protocol),
         }

@@ -155,6 +155,17 @@ impl Request {
         }
     }
 
+    /// Whether it asks for no answer at all, which some engines may grant: that nothing comes then
+    /// is nobody's fault.
+    pub fn asks_for_none(&self) -> bool {
+        match self.api {
+            Api::Generate => {
+                self.sampling().filter_map(|sampling| sampling.number::<i64>("n")).any(|n| n < 1)
+            }
+            _ => self.body.integer("n").is_some_and(|n| n < 1),
+        }
+    }
+
     /// `sampling_params` of SGLang's own endpoint: one object, or one for each prompt.
     fn sampling(&self) -> impl Iterator<Item = Object<'_>> {
         let raw = self.body.raw("sampling_params").filter(|_| self.api == Api::Generate);
@@ -357,6 +368,15 @@ mod tests {
         assert!(!request.stripped());
         assert_eq!(request.body().bytes().as_ptr(), bytes.as_ptr());
         assert!(parse(Api::Chat, r#"{"bootstrap_room":1}"#).stripped());
+    }
+
+    #[test]
+    fn no_answers_can_be_asked_for() {
+        let none = |api, text: &str| parse(api, text).asks_for_none();
+        assert!(none(Api::Chat, r#"{"n":0}"#) && none(Api::Completions, r#"{"n":"-1"}"#));
+        assert!(!none(Api::Chat, "{}") && !none(Api::Chat, r#"{"n":1}"#));
+        assert!(none(Api::Generate, r#"{"sampling_params":[{"n":1},{"n":0}]}"#));
+        assert!(!none(Api::Generate, r#"{"n":0,"sampling_params":{"n":2}}"#));
     }
 
     #[test]
