@@ -11,7 +11,8 @@ use pointsman_sim::mock::{Action, Connector, Cut, Faults, Leg};
 use serde_json::{Value, json};
 use support::fleet::{MODEL, completion, prompt, rule, unwatched};
 use support::{
-    Act, Fleet, Head, Raw, Request, Spec, Then, decode, prefill, raw, unified, wait_for, wait_until,
+    Act, Fleet, Head, Raw, Request, SOON, Spec, Then, decode, prefill, raw, unified, wait_for,
+    wait_until, wait_until_within,
 };
 
 /// Failed legs in a row that open a breaker.
@@ -52,13 +53,20 @@ fn mooncake(spec: Spec) -> Spec {
     spec.engine(|engine| engine.connector = Connector::Mooncake)
 }
 
-/// A prefill worker that fails and a decode worker that waits for it: the decode leg is let go, then the
-/// decode worker computes the prompt itself. How long after `fails_after` the leg was gone.
-async fn lets_go_in(faults: Faults, fails_after: Duration) -> Duration {
+/// A decode worker that waits for ever for what is handed over, and computes a prompt that is not.
+fn waits_or_computes(request: &str) -> (Vec<u8>, Then) {
+    match request.contains("transfer_id") {
+        true => (Vec::new(), Then::Hang),
+        false => (raw::whole("alone"), Then::Keep),
+    }
+}
+
+/// A prefill worker that fails: the decode leg is let go, then the decode worker computes the prompt
+/// itself. How long after `fails_after` the leg was gone; none where it failed before the leg went out.
+async fn lets_go_in(faults: Faults, fails_after: Duration) -> Option<Duration> {
     let joining = json!({"model": {"expect_workers": true}});
     let fleet = Fleet::with([mooncake(prefill("p0"))], remote(joining)).await;
-    let waits = Act::Send(Vec::new(), Then::Hang);
-    let raw = Raw::start([waits, Act::Send(raw::whole("alone"), Then::Keep)]).await;
+    let raw = Raw::start([Act::Reply(waits_or_computes)]).await;
     let mut worker = raw.worker("d0", "decode");
     support::merge(&mut worker, json!({"kv_connector": "mooncake", "model": MODEL}));
     let (head, body) = Request::post("/v1/pointsman/workers", &worker).send(fleet.addr()).await;
@@ -68,27 +76,32 @@ async fn lets_go_in(faults: Faults, fails_after: Duration) -> Duration {
     assert_eq!((head.status, head.path(), head.worker()), (200, "local", "d0"), "{body:?}");
     assert_eq!(body.json()["choices"][0]["text"], "alone");
     assert!(fleet.requests("p0").len() <= 1, "a prompt was prefilled again");
-    let leg = raw.seen()[0].clone();
-    let left = wait_for("the leg's end", async || raw.seen()[0].left).await;
-    (left - leg.came).saturating_sub(fails_after)
+    let at = raw.seen().iter().position(|leg| leg.text.contains("transfer_id"))?;
+    let left = wait_for("the leg's end", async || raw.seen()[at].left).await;
+    Some((left - raw.seen()[at].came).saturating_sub(fails_after))
 }
 
 /// A busy machine may be late once, but not each time.
 async fn lets_its_partner_go(faults: Faults, fails_after: Duration) {
-    let mut best = Duration::MAX;
-    for _ in 0..3 {
-        best = best.min(lets_go_in(faults.clone(), fails_after).await);
-    }
-    assert!(best <= AT_ONCE, "at best {best:?}");
+    let mut took = Vec::new();
+    wait_until_within(SOON * 2, async || {
+        took.extend(lets_go_in(faults.clone(), fails_after).await);
+        match took.iter().min() {
+            Some(best) if *best <= AT_ONCE => Ok(()),
+            _ => Err(format!("a partner that is not let go within {AT_ONCE:?}: {took:?}")),
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn the_partner_of_a_prefill_that_is_refused_is_let_go_at_once() {
     let specs = [mooncake(prefill("p0")), mooncake(decode("d0"))];
-    let fleet = Fleet::with(specs, remote(json!({"routing": {"breaker": {"failures": 9}}}))).await;
+    let fleet = Fleet::with(specs, remote(json!({"routing": {"breaker": {"failures": 99}}}))).await;
     fleet.set_faults("p0", Faults { down: true, ..Faults::default() });
     let mut best = Duration::MAX;
-    for seed in 0..3 {
+    // A busy machine may be late, but not each time.
+    for seed in 0..10 {
         let began = Instant::now();
         let head = send(&fleet, seed).await;
         // It is asked to compute the prompt only when it has been let go.

@@ -35,6 +35,8 @@ pub enum Act {
     Read(usize, Then),
     /// Reads it and sends these bytes.
     Send(Vec<u8>, Then),
+    /// Reads it and sends what follows from it.
+    Reply(fn(&str) -> (Vec<u8>, Then)),
 }
 
 /// An inference request that has come, or has begun to.
@@ -180,8 +182,13 @@ async fn converse(mut stream: TcpStream, connection: usize, shared: Arc<Shared>)
                 locked(&shared.seen)[at].text = String::from_utf8_lossy(&read).into_owned();
                 then
             }
-            Act::Send(bytes, then) => {
+            Act::Send(..) | Act::Reply(_) => {
                 let Some(text) = whole_request(&mut stream, &mut read).await else { return };
+                let (bytes, then) = match act {
+                    Act::Reply(reply) => reply(&text),
+                    Act::Send(bytes, then) => (bytes, then),
+                    Act::Read(..) => return,
+                };
                 locked(&shared.seen)[at].text = text;
                 if stream.write_all(&bytes).await.is_err() {
                     return;
