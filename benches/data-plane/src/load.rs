@@ -39,6 +39,9 @@ pub(crate) struct Case {
 /// How long a run takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
+    /// The clients begin one after the other over this time: no listener has room for thousands of
+    /// connections at once.
+    pub(crate) ramp: Duration,
     pub(crate) warm_up: Duration,
     pub(crate) measured: Duration,
 }
@@ -112,8 +115,12 @@ pub(crate) async fn run(
         replies: AtomicUsize::new(0),
     });
     let mut clients = JoinSet::new();
+    let each = times.ramp / u32::try_from(case.clients).unwrap_or(u32::MAX).max(1);
     for _ in 0..case.clients {
         clients.spawn(client(Arc::clone(&plan), Outgoing::new(api, case)));
+        if !each.is_zero() {
+            tokio::time::sleep(each).await;
+        }
     }
     let cpu = || tree.map_or(Ok(Duration::ZERO), Tree::cpu_time);
     run_on(&plan, &mut clients, case.clients, times.warm_up).await?;

@@ -68,7 +68,7 @@ struct Cli {
     #[arg(long, default_value_t = 1)]
     load_core: usize,
     /// Measure what grows instead: cores, open streams, workers, models and prompts.
-    #[arg(long, conflicts_with_all = ["case", "targets", "peers", "rounds"])]
+    #[arg(long, conflicts_with_all = ["case", "targets", "peers"])]
     scale: bool,
     /// A trial of some 20 seconds, whose figures mean little.
     #[arg(long)]
@@ -157,7 +157,7 @@ fn options(cli: &Cli) -> anyhow::Result<Options> {
         most_clients: if cli.quick { QUICK_CLIENTS } else { usize::MAX },
         targets: cli.targets.clone(),
         rounds: if cli.quick { 1 } else { cli.rounds.into() },
-        times: Times { warm_up: measured.mul_f64(WARM_UP), measured },
+        times: Times { ramp: Duration::ZERO, warm_up: measured.mul_f64(WARM_UP), measured },
         proxy_core: cli.proxy_core,
         load_core: cli.load_core,
     })

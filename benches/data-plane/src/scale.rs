@@ -19,8 +19,10 @@ use crate::proxies::{self, Target};
 use crate::scaled::{Cores, Crowd, Prompt, Scaled, Streams};
 use crate::wire::{MODEL, Stream};
 
-/// Descriptors for two ends of every stream and what else is open.
+/// Descriptors for two ends of every stream, and for what else is open: a router keeps up to 1024 unused
+/// connections to each worker.
 const DESCRIPTORS: u64 = 32 * 1024;
+const OTHER_DESCRIPTORS: u64 = 4096;
 
 /// Streams that are open at once, how many for a trial, and how each goes.
 const STREAMS: usize = 10_000;
@@ -97,7 +99,7 @@ struct Bench<'a> {
 /// Measures everything; the result is Markdown.
 pub(crate) async fn run(options: &Options) -> anyhow::Result<String> {
     let dir = tempfile::tempdir()?;
-    raise_descriptors()?;
+    let most_streams = raise_descriptors()?;
     let most = CROWDS.iter().map(|(models, workers)| models * workers).max().unwrap_or(1);
     let cores = [options.load_core];
     let (engines, addrs) = proxies::many_engines(most, &cores, dir.path())?;
@@ -114,7 +116,7 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<String> {
             scaled.crowds.push(bench.crowd(way, models, workers).await?);
         }
         eprintln!("{}: open streams", way.name());
-        scaled.streams.push(bench.streams(way).await?);
+        scaled.streams.push(bench.streams(way, most_streams).await?);
     }
     // The last, as load and engines have both cores from here on.
     let both = [options.proxy_core, options.load_core];
@@ -128,14 +130,13 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<String> {
     Ok(scaled.markdown())
 }
 
-/// The processes that are started here inherit the limit.
-fn raise_descriptors() -> anyhow::Result<()> {
+/// Raises the limit of descriptors as far as it may be, for the processes that are started here too;
+/// returns how many streams it allows a router.
+fn raise_descriptors() -> anyhow::Result<usize> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft < DESCRIPTORS {
-        let wanted = DESCRIPTORS.min(hard);
-        setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).context("the limit of descriptors")?;
-    }
-    Ok(())
+    let limit = DESCRIPTORS.min(hard).max(soft);
+    setrlimit(Resource::RLIMIT_NOFILE, limit, hard).context("the limit of descriptors")?;
+    Ok(usize::try_from(limit.saturating_sub(OTHER_DESCRIPTORS) / 2)?)
 }
 
 impl Bench<'_> {
@@ -212,17 +213,15 @@ impl Bench<'_> {
         })
     }
 
-    async fn streams(&self, way: Way) -> anyhow::Result<Streams> {
+    async fn streams(&self, way: Way, most: usize) -> anyhow::Result<Streams> {
         let (target, tree) = self.plain(way)?;
         let (idle_kib, _) = tree.memory_kib()?;
-        let clients = STREAMS.min(match self.options.most_clients {
-            usize::MAX => STREAMS,
-            _ => QUICK_STREAMS,
-        });
+        let trial = self.options.most_clients < STREAMS;
+        let clients = most.min(if trial { QUICK_STREAMS } else { STREAMS });
         let case = Case { clients, prompt_bytes: PROMPT_BYTES, stream: Some(SLOW_STREAM) };
         // As long as a stream takes, so that the events of all of its course are counted.
         let whole = Duration::from_millis(SLOW_STREAM.pause_ms) * SLOW_STREAM.tokens as u32;
-        let times = Times { warm_up: whole / 2, measured: whole };
+        let times = Times { ramp: whole, warm_up: whole / 2, measured: whole };
         let outcome = load::run(target.addr, Some(&tree), self.options.api, case, times).await?;
         let (_, peak_kib) = tree.memory_kib()?;
         Ok(Streams {
