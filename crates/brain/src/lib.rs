@@ -18,6 +18,7 @@ mod health;
 mod ladder;
 mod late;
 mod ledger;
+mod line;
 mod never_fires;
 mod plan;
 mod policy;
@@ -45,6 +46,7 @@ pub use health::{Condition, HealthChange, HealthEvent};
 pub use ladder::{Cause, Ladder, Leg, Next, Try};
 pub use late::LINE_HEADS;
 pub use ledger::{BookingId, End, Load, Settled};
+pub use line::{Claim, Joined, Line, Place, Tenant};
 pub use policy::{
     Bounds, IslBounding, MaxLocalPrefill, Policy, Predicted, PrefillLoad, Rule, Score, Scores,
     ShortPrompt, UncachedTokens,
