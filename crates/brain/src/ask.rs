@@ -7,14 +7,16 @@ use crate::ladder::Ladder;
 use crate::slo::Slo;
 
 /// Whether a request may be told to wait in the router.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wait {
     /// It is to be decided.
     #[default]
     Never,
-    /// Nobody waits: only what is late for its TTFT objective is to.
-    IfLate,
-    /// It waits already, or others do: what has no TTFT objective stands in line with them.
+    /// Nobody waits: it is to only for what it finds.
+    IfNeeded,
+    /// Others wait, whom only what can be served within its TTFT objective may pass.
+    Behind,
+    /// It is one of the first that wait.
     InLine,
 }
 

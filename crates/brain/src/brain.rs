@@ -8,7 +8,7 @@ use crate::decision::{Decision, NoPath};
 use crate::field::Draws;
 use crate::fleet::{Fleet, Reading, Role, Slot, Worker, WorkerSpec};
 use crate::health::{Health, HealthChange, HealthEvent};
-use crate::late;
+use crate::hold;
 use crate::ledger::{BookingId, End, Entry, Ledger, Settled};
 use crate::never_fires::never_fires;
 use crate::plan::{Plan, Scene, plan};
@@ -111,8 +111,8 @@ impl Brain {
         let mut slate = std::mem::take(&mut self.slate);
         slate.fill(&self.seen(), &self.settings, ask, now);
         let scene = self.scene(ask, &slate, draws, now);
-        let planned = plan(&scene).and_then(|plan| match late::wait(&scene, &plan) {
-            Some(again_in) if ask.wait != Wait::Never => Err(NoPath::Late { again_in }),
+        let planned = plan(&scene).and_then(|plan| match hold::wait(&scene, &plan) {
+            Some(again_in) if ask.wait != Wait::Never => Err(NoPath::Held { again_in }),
             _ => Ok(plan),
         });
         self.slate = slate;

@@ -76,8 +76,8 @@ impl Shadows {
 /// Why a request has no plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPath {
-    /// It is late for its SLO whatever is done, and waits, if it may, for a worker that is free.
-    Late {
+    /// It waits in the router, for a worker that is free or for those before it.
+    Held {
         /// When to ask again, if nothing ends before.
         again_in: Duration,
     },
@@ -101,7 +101,7 @@ impl NoPath {
     /// Short `snake_case` label.
     pub const fn as_str(&self) -> &'static str {
         match self {
-            NoPath::Late { .. } => "late",
+            NoPath::Held { .. } => "held",
             NoPath::NoDecode => "no_decode",
             NoPath::RemoteRequired => "remote_required",
             NoPath::NoPrefill => "no_prefill",
@@ -121,7 +121,7 @@ impl NoPath {
 impl fmt::Display for NoPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            NoPath::Late { .. } => "it is late for its objective and waits for a free worker",
+            NoPath::Held { .. } => "it waits for a free worker",
             NoPath::NoDecode => "no decode or unified worker can take the request at present",
             NoPath::RemoteRequired => {
                 "the remote path cannot be taken at present, and require_remote is set"

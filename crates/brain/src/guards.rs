@@ -10,13 +10,16 @@ use crate::fleet::Worker;
 use crate::ledger::Load;
 use crate::policy::Rule;
 use crate::predict::DEFAULT_CHUNK_TOKENS;
-use crate::settings::{Budget, GuardSettings, KvGuard};
+use crate::settings::{Budget, GuardSettings, KvGuard, Queue};
 use crate::signals::{Fallbacks, Signal};
 use crate::time::Time;
 use crate::units::Factor;
 
 /// The budget of a threshold policy where none is set.
 const DEFAULT_BUDGET_CHUNKS: Factor = Factor::constant(4.0);
+
+/// An engine whose KV cache is used to this share has room for the growth of what runs, if for that.
+const FULL: f64 = 0.98;
 
 /// A reason for which the local path is vetoed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +86,27 @@ pub(crate) fn check(
 pub(crate) fn fits(worker: &Worker, load: &Load, demand: &KvDemand, now: Time) -> bool {
     let Some(capacity) = worker.capacity_blocks() else { return true };
     in_use(worker, load, capacity as f64, now) + demand.at_start() as f64 <= capacity as f64
+}
+
+/// Whether next to no KV block of a worker is free for what comes beside what runs there; where its
+/// capacity is unknown, or nothing of the router's own runs there, there is one.
+pub(crate) fn is_full(worker: &Worker, load: &Load, now: Time) -> bool {
+    let Some(capacity) = worker.capacity_blocks().filter(|_| load.active > 0) else { return false };
+    let capacity = capacity as f64;
+    in_use(worker, load, capacity, now) >= FULL * capacity
+}
+
+/// Whether a worker has as many prompt tokens to compute as it may.
+pub(crate) fn queue_is_full(queue: Queue, worker: &Worker, load: &Load) -> bool {
+    let most = match queue {
+        Queue::Off => return false,
+        Queue::Tokens(tokens) => f64::from(tokens),
+        Queue::Chunks(chunks) => {
+            let chunk = worker.spec.max_num_batched_tokens.unwrap_or(DEFAULT_CHUNK_TOKENS);
+            chunks.get() * f64::from(chunk)
+        }
+    };
+    load.prefill_tokens > 0 && load.prefill_tokens as f64 >= most
 }
 
 /// KV blocks in use: the larger of the router's own count and what the engine has reported lately.

@@ -15,8 +15,8 @@ mod fleet;
 mod gate;
 mod guards;
 mod health;
+mod hold;
 mod ladder;
-mod late;
 mod ledger;
 mod line;
 mod never_fires;
@@ -44,9 +44,8 @@ pub use fleet::{DecodeTotals, Held, Path, PrefillTotals, Reading, Role, Slot, Wo
 pub use guards::{Guard, Vetoes};
 pub use health::{Condition, HealthChange, HealthEvent};
 pub use ladder::{Cause, Ladder, Leg, Next, Try};
-pub use late::LINE_HEADS;
 pub use ledger::{BookingId, End, Load, Settled};
-pub use line::{Claim, Joined, Line, Place, Tenant};
+pub use line::{Claim, Joined, LINE_HEADS, Line, Place, Tenant};
 pub use policy::{
     Bounds, IslBounding, MaxLocalPrefill, Policy, Predicted, PrefillLoad, Rule, Score, Scores,
     ShortPrompt, UncachedTokens,
@@ -59,7 +58,8 @@ pub use readiness::Readiness;
 pub use record::{CandidateRecord, LeftOut, Record, ShadowRecord, WorkerView};
 pub use sessions::Turn;
 pub use settings::{
-    BreakerSettings, Budget, CostSettings, GuardSettings, IslGate, KvGuard, MAX_SHADOWS, Settings,
+    Admission, BreakerSettings, Budget, CostSettings, GuardSettings, IslGate, KvGuard, MAX_SHADOWS,
+    Queue, Settings,
 };
 pub use signals::{Fallbacks, Signal};
 pub use slo::Slo;

@@ -5,7 +5,10 @@
 //! time if that is later), and a tenant's own requests come in order. Nothing here waits or knows time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+
+/// So many of those that wait, the first in line, are asked about at a time: what the first of them
+/// needs may be what is busy.
+pub const LINE_HEADS: usize = 8;
 
 /// Tenants of one priority that are remembered while nothing of theirs waits. Who is forgotten begins
 /// as a new one does: at the line's time.
@@ -26,7 +29,7 @@ struct Key {
 pub struct Place(Key);
 
 /// What a request brings to the line.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Claim {
     /// Higher comes first.
     pub priority: i8,
@@ -45,8 +48,8 @@ struct Class {
     tenants: HashMap<Tenant, Used>,
 }
 
-/// Whose a request is; those of nobody are one tenant.
-pub type Tenant = Option<Arc<str>>;
+/// Whose a request is, as a hash of whatever names it; those of nobody are one tenant.
+pub type Tenant = Option<u64>;
 
 /// What a tenant has had.
 #[derive(Debug, Default)]
@@ -95,7 +98,7 @@ impl<T> Line<T> {
     /// Gives a request its place. A full line is left by its last where the new one comes before that.
     pub fn join(&mut self, claim: Claim, entry: T) -> Joined<T> {
         let behind = -i16::from(claim.priority);
-        let tag = self.classes.get(&behind).map_or(0, |class| class.turn_of(&claim.tenant));
+        let tag = self.classes.get(&behind).map_or(0, |class| class.turn_of(claim.tenant));
         let key = Key { behind, tag, number: self.number };
         let full = self.entries.len() >= self.most;
         if full && self.entries.last_key_value().is_none_or(|(last, _)| *last < key) {
@@ -103,7 +106,7 @@ impl<T> Line<T> {
         }
         self.number += 1;
         let end = tag.saturating_add(claim.tokens.max(1).into());
-        self.classes.entry(behind).or_default().enter(claim.tenant.clone(), end);
+        self.classes.entry(behind).or_default().enter(claim.tenant, end);
         let displaced =
             if full { self.entries.last_key_value().map(|(key, _)| *key) } else { None };
         let displaced = displaced.and_then(|last| self.left(Place(last)));
@@ -117,6 +120,13 @@ impl<T> Line<T> {
     /// Those whose turn comes first, in order.
     pub fn heads(&self, count: usize) -> impl Iterator<Item = (Place, &T)> {
         self.entries.iter().take(count).map(|(key, (_, entry))| (Place(*key), entry))
+    }
+
+    /// The one whose turn comes next after this place, whether or not that is still taken.
+    pub fn after(&self, place: Place) -> Option<(Place, &T)> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let mut behind = self.entries.range((Excluded(place.0), Unbounded));
+        behind.next().map(|(key, (_, entry))| (Place(*key), entry))
     }
 
     /// Its turn has come: it is out of the line, and the line's time is its own.
@@ -133,7 +143,7 @@ impl<T> Line<T> {
     pub fn left(&mut self, place: Place) -> Option<T> {
         let (tenant, entry) = self.entries.remove(&place.0)?;
         if let Some(class) = self.classes.get_mut(&place.0.behind) {
-            class.leave(&tenant);
+            class.leave(tenant);
             if class.waiting == 0 {
                 // Nobody is owed anything.
                 self.classes.remove(&place.0.behind);
@@ -145,8 +155,8 @@ impl<T> Line<T> {
 
 impl Class {
     /// The tag of a tenant's next entry.
-    fn turn_of(&self, tenant: &Tenant) -> u64 {
-        self.tenants.get(tenant).map_or(self.time, |used| used.end.max(self.time))
+    fn turn_of(&self, tenant: Tenant) -> u64 {
+        self.tenants.get(&tenant).map_or(self.time, |used| used.end.max(self.time))
     }
 
     fn enter(&mut self, tenant: Tenant, end: u64) {
@@ -155,9 +165,9 @@ impl Class {
         self.waiting += 1;
     }
 
-    fn leave(&mut self, tenant: &Tenant) {
+    fn leave(&mut self, tenant: Tenant) {
         self.waiting -= 1;
-        if let Some(used) = self.tenants.get_mut(tenant) {
+        if let Some(used) = self.tenants.get_mut(&tenant) {
             used.waiting -= 1;
         }
         if self.tenants.len() > IDLE_TENANTS + self.waiting {
@@ -172,8 +182,11 @@ mod tests {
 
     use super::*;
 
-    fn claim(priority: i8, tenant: &str, tokens: u32) -> Claim {
-        Claim { priority, tenant: Some(tenant.into()), tokens }
+    const FLOOD: u64 = 100;
+    const QUIET: u64 = 200;
+
+    fn claim(priority: i8, tenant: u64, tokens: u32) -> Claim {
+        Claim { priority, tenant: Some(tenant), tokens }
     }
 
     fn all(line: &Line<u32>) -> Vec<u32> {
@@ -188,7 +201,7 @@ mod tests {
     fn a_higher_priority_passes_and_equals_keep_their_order() {
         let mut line = Line::new(8);
         for (priority, entry) in [(0, 1), (0, 2), (5, 3), (-1, 4), (5, 5)] {
-            line.join(claim(priority, "a", 10), entry);
+            line.join(claim(priority, 1, 10), entry);
         }
         assert_eq!(all(&line), [3, 5, 1, 2, 4]);
     }
@@ -197,9 +210,9 @@ mod tests {
     fn a_flood_of_one_tenant_delays_no_other() {
         let mut line = Line::new(100);
         for entry in 0..50 {
-            line.join(claim(0, "flood", 100), entry);
+            line.join(claim(0, FLOOD, 100), entry);
         }
-        line.join(claim(0, "quiet", 100), 99);
+        line.join(claim(0, QUIET, 100), 99);
         // Beside the first of the flood, which came before.
         assert_eq!(all(&line)[..3], [0, 99, 1]);
     }
@@ -208,19 +221,19 @@ mod tests {
     fn a_full_line_is_left_by_its_last_for_one_that_comes_before() {
         let mut line = Line::new(3);
         for entry in 0..3 {
-            line.join(claim(0, "flood", 100), entry);
+            line.join(claim(0, FLOOD, 100), entry);
         }
-        assert_eq!(line.join(claim(0, "flood", 100), 3), Joined::Full);
-        assert_eq!(line.join(claim(-1, "quiet", 1), 4), Joined::Full);
-        assert!(matches!(line.join(claim(0, "quiet", 100), 5), Joined::Displaced(_, 2)));
-        assert!(matches!(line.join(claim(1, "flood", 100), 6), Joined::Displaced(_, 1)));
+        assert_eq!(line.join(claim(0, FLOOD, 100), 3), Joined::Full);
+        assert_eq!(line.join(claim(-1, QUIET, 1), 4), Joined::Full);
+        assert!(matches!(line.join(claim(0, QUIET, 100), 5), Joined::Displaced(_, 2)));
+        assert!(matches!(line.join(claim(1, FLOOD, 100), 6), Joined::Displaced(_, 1)));
         assert_eq!(all(&line), [6, 0, 5]);
         assert_eq!(line.len(), 3);
     }
 
     #[test]
     fn a_line_of_no_length_takes_nobody() {
-        assert_eq!(Line::new(0).join(claim(9, "a", 1), 0), Joined::Full);
+        assert_eq!(Line::new(0).join(claim(9, 1, 1), 0), Joined::Full);
     }
 
     proptest! {
@@ -232,7 +245,7 @@ mod tests {
             let mut line = Line::new(usize::MAX);
             let mut waiting = [0_usize; 4];
             for (n, (tenant, tokens)) in sizes.iter().enumerate() {
-                line.join(claim(0, &tenant.to_string(), *tokens), n);
+                line.join(claim(0, *tenant as u64, *tokens), n);
                 waiting[*tenant] += 1;
             }
             let mut got = [0_u64; 4];
@@ -256,7 +269,7 @@ mod tests {
             let mut inside: Vec<(Place, u32)> = Vec::new();
             for (n, (step, priority, tenant, tokens)) in (0u32..).zip(steps) {
                 match step {
-                    0 | 1 => match line.join(claim(priority, &tenant.to_string(), tokens), n) {
+                    0 | 1 => match line.join(claim(priority, tenant.into(), tokens), n) {
                         Joined::In(place) => inside.push((place, n)),
                         Joined::Displaced(place, gone) => {
                             prop_assert!(inside.iter().any(|(_, entry)| *entry == gone));
@@ -289,9 +302,9 @@ mod tests {
         #[test]
         fn idle_tenants_are_forgotten(count in 2_000u32..4_000) {
             let mut line = Line::new(4);
-            line.join(claim(0, "last", 10), 0);
+            line.join(claim(0, 0, 10), 0);
             for n in 1..count {
-                if let Joined::In(place) = line.join(claim(0, &n.to_string(), 10), n) {
+                if let Joined::In(place) = line.join(claim(0, n.into(), 10), n) {
                     line.served(place);
                 }
                 prop_assert!(line.classes[&0].tenants.len() <= IDLE_TENANTS + 2);

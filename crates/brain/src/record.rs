@@ -8,7 +8,7 @@ use crate::fleet::{Path, Reading, Role, Slot, Worker};
 use crate::gate::Pool;
 use crate::guards::Vetoes;
 use crate::health::Condition;
-use crate::late;
+use crate::hold;
 use crate::ledger::{Ledger, Load};
 use crate::plan::{Plan, Scene};
 use crate::policy::predicted;
@@ -173,7 +173,7 @@ impl Record {
             itl_seconds,
             scores: plan.scores,
             slo: scene.slo(),
-            waits: late::wait(scene, plan).is_some(),
+            waits: hold::wait(scene, plan).is_some(),
             candidates: candidates.collect(),
         }
     }

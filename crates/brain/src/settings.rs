@@ -20,6 +20,8 @@ pub struct Settings {
     pub shadow: Vec<Policy>,
     /// What vetoes the local path.
     pub guards: GuardSettings,
+    /// Who waits in the router, and how many.
+    pub admission: Admission,
     /// Length gate for fleets that have both unified and prefill/decode workers.
     pub isl_gate: IslGate,
     /// Which worker of a pool is the cheapest.
@@ -70,6 +72,30 @@ pub struct GuardSettings {
     pub decode_kv: KvGuard,
     /// The `local_prefill_budget` guard.
     pub local_prefill_budget: Budget,
+}
+
+/// Who waits in the router, and how many.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Admission {
+    /// Whether requests wait while the workers of their plan are busy.
+    pub hold_busy: bool,
+    /// The prompts that a worker may have before it, beyond which it is busy.
+    pub prefill_queue: Queue,
+    /// Requests that wait at most.
+    pub max_waiting: usize,
+    /// How long each waits at most.
+    pub max_wait: Duration,
+}
+
+/// How many prompt tokens a worker may have to compute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Queue {
+    /// Any number.
+    Off,
+    /// This many times the worker's chunk (`max_num_batched_tokens`).
+    Chunks(Factor),
+    /// This many.
+    Tokens(u32),
 }
 
 /// The `decode_kv` guard.
@@ -135,6 +161,7 @@ impl Default for Settings {
             shadow: Vec::new(),
             reading_max_age: Duration::from_secs(5),
             guards: GuardSettings::default(),
+            admission: Admission::default(),
             isl_gate: IslGate::Off,
             cost: CostSettings::default(),
             session_affinity: true,
@@ -158,6 +185,19 @@ impl Default for GuardSettings {
         GuardSettings {
             decode_kv: KvGuard::Above(THRESHOLD),
             local_prefill_budget: Budget::ByPolicy,
+        }
+    }
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        // An engine that has eight full steps before it does not run dry before it can be told more.
+        const QUEUE: Factor = Factor::constant(8.0);
+        Admission {
+            hold_busy: true,
+            prefill_queue: Queue::Chunks(QUEUE),
+            max_waiting: 1_024,
+            max_wait: Duration::from_secs(60),
         }
     }
 }

@@ -104,6 +104,8 @@ pub struct ClientKey {
     pub tokens_per_minute: Option<NonZeroU32>,
     /// Requests at once.
     pub max_in_flight: Option<NonZeroU32>,
+    /// What its requests may ask for in `x-pointsman-priority`.
+    pub max_priority: i8,
 }
 
 /// One base model and everything that serves it.
@@ -123,6 +125,8 @@ pub struct Model {
     pub routing: pointsman_brain::Settings,
     /// What names a session; `Off` where `routing.session_affinity` is false.
     pub session: Session,
+    /// The header that names a request's tenant; `None` = its API key does.
+    pub tenant: Option<http::HeaderName>,
     /// The workers in the order written.
     pub workers: Vec<Worker>,
 }

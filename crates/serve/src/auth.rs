@@ -131,6 +131,16 @@ impl Key {
 }
 
 impl Client {
+    /// The name of its key.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.settings.name
+    }
+
+    /// The highest priority that its requests may have.
+    pub(crate) fn max_priority(&self) -> i8 {
+        self.0.settings.max_priority
+    }
+
     /// Whether it may use a model; what it may not use does not exist for it.
     fn may_use(&self, name: &str, base: Option<&str>) -> Result<(), Refusal> {
         let allowed = Allowed(self.0.settings.models.as_deref());

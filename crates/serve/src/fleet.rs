@@ -357,6 +357,7 @@ impl Group {
         let index = kv::IndexSettings { seed: seeds.names, ..kv::IndexSettings::default() };
         let (writer, reader) = kv::index_with(index);
         Group {
+            hold: Hold::new(settings.routing.admission.max_waiting),
             settings,
             tokenizer,
             hasher: kv::Hasher::new(seeds.hasher),
@@ -365,7 +366,6 @@ impl Group {
             roster: ArcSwap::default(),
             created: u64::try_from(crate::prompt::unix_seconds()).unwrap_or(0),
             shadows: brain.settings().shadow.iter().map(|shadow| shadow.rule.as_str()).collect(),
-            hold: Hold::new(),
             approximate,
             clock,
             brain: Mutex::new(brain),

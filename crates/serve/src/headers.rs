@@ -4,11 +4,19 @@
 //! the router alone may say (`x-pointsman-*`, the data-parallel rank) is never taken from a client or an
 //! engine; engines are never asked for compressed replies, because a compressed stream cannot be watched.
 
+use std::time::Duration;
+
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use pointsman_wire::dialect::is_reserved_header;
 
+use crate::error::Refusal;
+
 /// The client's wish for a path.
 pub(crate) const PATH_WISH: HeaderName = HeaderName::from_static("x-pointsman-path");
+/// How early its turn comes among those that wait.
+pub(crate) const PRIORITY: HeaderName = HeaderName::from_static("x-pointsman-priority");
+/// How long the client lets its request wait in the router, in milliseconds.
+pub(crate) const DEADLINE: HeaderName = HeaderName::from_static("x-pointsman-deadline-ms");
 /// The path taken, in replies.
 pub(crate) const PATH: HeaderName = PATH_WISH;
 /// The reason for it.
@@ -19,6 +27,9 @@ pub(crate) const WORKER: HeaderName = HeaderName::from_static("x-pointsman-worke
 pub(crate) const TTFT: HeaderName = HeaderName::from_static("x-pointsman-predicted-ttft-ms");
 /// The request's name in every log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The longest that may be asked for: a day.
+const LONGEST_MS: f64 = 86_400_000.0;
 
 const NEVER: [&str; 16] = [
     "accept-encoding",
@@ -84,6 +95,19 @@ pub(crate) fn add(to: &mut HeaderMap, from: &[(&'static str, String)]) {
             to.insert(HeaderName::from_static(name), value);
         }
     }
+}
+
+/// A time in milliseconds, by the first of its names that is there. 0 is none where none can be meant.
+pub(crate) fn millis(head: &HeaderMap, names: &[&str]) -> Result<Option<Duration>, Refusal> {
+    let found = names.iter().find_map(|name| Some((name, head.get(*name)?)));
+    let Some((name, value)) = found else { return Ok(None) };
+    let ms = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
+    let span = ms
+        .filter(|ms| (0.0..=LONGEST_MS).contains(ms))
+        .and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok());
+    span.map(Some).ok_or_else(|| {
+        Refusal::new(400, format!("{name} must be milliseconds from 0 (none) to {LONGEST_MS}"))
+    })
 }
 
 #[cfg(test)]

@@ -1,76 +1,265 @@
-//! Where requests are that the brain told to wait. The first few of the line are asked about again
-//! whenever a booking is released and when their time has come.
+//! Where requests are that the brain told to wait, and whose turn it is to ask it again.
+//!
+//! Invariants: one waiter asks at a time, from the first on, until so many heads of the line have been
+//! told to wait on; whatever is released meanwhile begins another round. Who leaves gives up place and
+//! turn by its drop.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use pointsman_brain::LINE_HEADS;
-use tokio::sync::futures::Notified;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use pointsman_brain::{Claim, Joined, LINE_HEADS, Line, Place};
+use tokio::sync::Notify;
+
+/// A `Retry-After` promises no more than this.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// The line of one group.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// One for each place at the head of the line; waiting for one is the line, first come, first served.
-    heads: Semaphore,
-    released: Notify,
+    /// As many as are in line, to be read without the lock.
     held: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    line: Line<Arc<Waiter>>,
+    round: Option<Round>,
+    /// Something was released while a round was under way.
+    again: bool,
+    closed: bool,
+    drain: Drain,
+}
+
+/// Heads of the line being asked about, one by one.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    /// Whose turn it is.
+    at: Place,
+    /// How many before it were told to wait on.
+    waiting: usize,
+}
+
+/// How fast the line moves.
+#[derive(Debug, Default)]
+struct Drain {
+    last: Option<Instant>,
+    /// Smoothed time from one that was served to the next.
+    every: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Waiter {
+    told: AtomicU8,
+    wake: Notify,
+}
+
+/// What a waiter may be told.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Told {
+    Nothing,
+    Turn,
+    Displaced,
+    Closed,
+}
+
+/// Why a request does not wait any longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Away {
+    /// The line is full of those before it; when to try again.
+    Full(Duration),
+    /// The router is to end.
+    Closed,
 }
 
 /// A place in the line; given up when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place<'a>(&'a Hold);
+pub(crate) struct Waiting<'a> {
+    hold: &'a Hold,
+    place: Place,
+    waiter: Arc<Waiter>,
+}
 
 impl Hold {
-    pub(crate) fn new() -> Hold {
-        Hold {
-            heads: Semaphore::new(LINE_HEADS),
-            released: Notify::new(),
-            held: AtomicUsize::new(0),
-        }
+    /// A line of at most so many.
+    pub(crate) fn new(most: usize) -> Hold {
+        let (line, drain) = (Line::new(most), Drain::default());
+        let state = State { line, round: None, again: false, closed: false, drain };
+        Hold { held: AtomicUsize::new(0), state: Mutex::new(state) }
     }
 
-    /// Joins the line.
-    pub(crate) fn join(&self) -> Place<'_> {
-        self.held.fetch_add(1, Ordering::Relaxed);
-        Place(self)
+    /// Joins the line. One of its first is asked about at once, for something may have been released
+    /// since it was told to wait.
+    pub(crate) fn join(&self, claim: Claim) -> Result<Waiting<'_>, Away> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(Away::Closed);
+        }
+        let waiter = Arc::new(Waiter::default());
+        let place = match state.line.join(claim, Arc::clone(&waiter)) {
+            Joined::Full => return Err(Away::Full(state.drain.retry_after(state.line.len()))),
+            Joined::In(place) => place,
+            Joined::Displaced(place, last) => {
+                last.tell(Told::Displaced);
+                place
+            }
+        };
+        self.held.store(state.line.len(), Ordering::Release);
+        if state.is_head(place) {
+            state.begin_round();
+        }
+        Ok(Waiting { hold: self, place, waiter })
     }
 
     /// How many are in it.
     pub(crate) fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        self.held.load(Ordering::Acquire)
     }
 
-    /// Something that was booked is free.
+    /// Something that was booked is free, and the brain knows.
     pub(crate) fn released(&self) {
-        self.released.notify_waiters();
-    }
-
-    /// The next release after this call.
-    pub(crate) fn next_release(&self) -> Notified<'_> {
-        self.released.notified()
+        // Whoever joins after this look asks the brain after it, and so finds what is free.
+        if self.held() > 0 {
+            self.lock().begin_round();
+        }
     }
 
     /// Sends everybody away.
     pub(crate) fn close(&self) {
-        self.heads.close();
-        self.released.notify_waiters();
+        let mut state = self.lock();
+        state.closed = true;
+        for (_, waiter) in state.line.heads(usize::MAX) {
+            waiter.tell(Told::Closed);
+        }
     }
 
-    /// Whether everybody was sent away.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.heads.is_closed()
-    }
-}
-
-impl Place<'_> {
-    /// Waits to be one of the first; none when the line is closed.
-    pub(crate) async fn head(&self) -> Option<SemaphorePermit<'_>> {
-        self.0.heads.acquire().await.ok()
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place<'_> {
+impl State {
+    fn is_head(&self, place: Place) -> bool {
+        self.line.heads(LINE_HEADS).any(|(head, _)| head == place)
+    }
+
+    fn begin_round(&mut self) {
+        if self.round.is_some() {
+            self.again = true;
+        } else if let Some((at, waiter)) = self.line.heads(1).next() {
+            self.round = Some(Round { at, waiting: 0 });
+            waiter.tell(Told::Turn);
+        }
+    }
+
+    /// The turn passes on, if it was this one's; `waits` if it stays in line.
+    fn pass_on(&mut self, place: Place, waits: bool) {
+        let Some(round) = self.round.filter(|round| round.at == place) else { return };
+        let waiting = round.waiting + usize::from(waits);
+        match self.line.after(place).filter(|_| waiting < LINE_HEADS) {
+            Some((at, waiter)) => {
+                self.round = Some(Round { at, waiting });
+                waiter.tell(Told::Turn);
+            }
+            None => {
+                self.round = None;
+                if std::mem::take(&mut self.again) {
+                    self.begin_round();
+                }
+            }
+        }
+    }
+}
+
+impl Drain {
+    fn served(&mut self, now: Instant, left: usize) {
+        if let Some(last) = self.last {
+            let since = now.saturating_duration_since(last);
+            self.every = if self.every.is_zero() { since } else { (self.every * 7 + since) / 8 };
+        }
+        // The pause until somebody waits again says nothing of how fast the line moves.
+        self.last = (left > 0).then_some(now);
+    }
+
+    /// How long all that wait will take.
+    fn retry_after(&self, waiting: usize) -> Duration {
+        let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+        self.every.saturating_mul(waiting).min(LONGEST_RETRY)
+    }
+}
+
+impl Waiter {
+    fn tell(&self, told: Told) {
+        self.told.store(told as u8, Ordering::Release);
+        self.wake.notify_one();
+    }
+}
+
+impl Waiting<'_> {
+    /// Waits for the turn to ask the brain; after `again_in` all heads of the line have one.
+    pub(crate) async fn turn(&self, again_in: Duration) -> Result<(), Away> {
+        let mut alarm = Some(again_in);
+        loop {
+            const TURN: u8 = Told::Turn as u8;
+            const DISPLACED: u8 = Told::Displaced as u8;
+            const CLOSED: u8 = Told::Closed as u8;
+            match self.waiter.told.swap(Told::Nothing as u8, Ordering::AcqRel) {
+                TURN => return Ok(()),
+                DISPLACED => return Err(Away::Full(self.hold.retry_after())),
+                CLOSED => return Err(Away::Closed),
+                _ => {}
+            }
+            let woken = self.waiter.wake.notified();
+            match alarm {
+                None => woken.await,
+                Some(wait) => {
+                    if tokio::time::timeout(wait, woken).await.is_err() {
+                        alarm = None;
+                        let mut state = self.hold.lock();
+                        if state.is_head(self.place) {
+                            state.begin_round();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The brain said to wait on: the turn is the next one's.
+    pub(crate) fn waits_on(&self) {
+        self.hold.lock().pass_on(self.place, true);
+    }
+
+    /// It has its plan.
+    pub(crate) fn served(self) {
+        let mut state = self.hold.lock();
+        state.line.served(self.place);
+        let left = state.line.len();
+        state.drain.served(Instant::now(), left);
+        // The rest is the drop's.
+    }
+}
+
+impl Hold {
+    /// What one who finds the line full is told.
+    pub(crate) fn retry_after(&self) -> Duration {
+        let state = self.lock();
+        state.drain.retry_after(state.line.len())
+    }
+}
+
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.held.fetch_sub(1, Ordering::Relaxed);
+        let mut state = self.hold.lock();
+        let head = state.is_head(self.place);
+        state.line.left(self.place);
+        self.hold.held.store(state.line.len(), Ordering::Release);
+        state.pass_on(self.place, false);
+        if head && state.round.is_none() {
+            // Another one is among the first.
+            state.begin_round();
+        }
     }
 }

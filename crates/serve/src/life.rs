@@ -7,6 +7,7 @@
 
 mod reply;
 mod together;
+mod turn;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use pointsman_wire::dialect::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use self::reply::{Answered, Complete, is_event_stream, passed_on};
+use self::turn::Turn;
 use crate::admission::Ticket;
 use crate::booking::Booking;
 use crate::error::{Refusal, Reply};
@@ -65,6 +67,7 @@ pub(crate) struct Life {
     /// When it was ready to be decided.
     ready: Instant,
     wish: Option<Path>,
+    turn: Turn,
     patience: Patience,
 }
 
@@ -202,6 +205,7 @@ pub(crate) async fn begin(
         slo: slo::of(&head.headers)?,
         ready: Instant::now(),
         wish: receive::wish(&head.headers)?,
+        turn: Turn::new(&head.headers, &group, ticket.client.as_deref(), prompt.isl_tokens)?,
         id: receive::request_id(&head.headers),
         path: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: headers::passed(&head.headers),
@@ -342,40 +346,6 @@ impl Life {
         }
     }
 
-    /// Decides and reserves, after a wait where the brain says so.
-    async fn plan_in_turn(&mut self, ladder: &Ladder) -> Result<Plan, Refusal> {
-        let (group, deadline) = (Arc::clone(&self.group), self.patience.deadline);
-        let wait = if group.hold.held() == 0 { Wait::IfLate } else { Wait::InLine };
-        match self.plan(ladder, wait) {
-            Ok(plan) => return Ok(plan),
-            Err(NoPlan::Refused(refusal)) => return Err(refusal),
-            Err(NoPlan::Wait(_)) => {}
-        }
-        let place = group.hold.join();
-        let waiting = async {
-            let _head = place.head().await;
-            while !group.hold.is_closed() {
-                // From here on, so that none is missed while the brain is asked.
-                let released = group.hold.next_release();
-                // The caches have changed meanwhile.
-                self.held = sight::look_up(&group, &self.roster, &self.prompt, &self.scope);
-                match self.plan(ladder, Wait::InLine) {
-                    Ok(plan) => return Some(Ok(plan)),
-                    Err(NoPlan::Refused(refusal)) => return Some(Err(refusal)),
-                    Err(NoPlan::Wait(again_in)) => {
-                        let _elapsed = tokio::time::timeout(again_in, released).await;
-                    }
-                }
-            }
-            None
-        };
-        match tokio::time::timeout_at(deadline, waiting).await {
-            Ok(Some(planned)) => planned,
-            Ok(None) => Err(report::sent_away(self)),
-            Err(_elapsed) => Err(report::held_too_long(self)),
-        }
-    }
-
     /// Decides and reserves.
     fn plan(&mut self, ladder: &Ladder, wait: Wait) -> Result<Plan, NoPlan> {
         let group = Arc::clone(&self.group);
@@ -388,7 +358,7 @@ impl Life {
         drop(brain);
         let decision = match decided {
             Ok(decision) => decision,
-            Err(NoPath::Late { again_in }) => return Err(NoPlan::Wait(again_in)),
+            Err(NoPath::Held { again_in }) => return Err(NoPlan::Wait(again_in)),
             Err(no_path) if ladder.causes().is_empty() => {
                 return Err(report::no_path(self, &no_path).into());
             }

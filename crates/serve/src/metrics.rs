@@ -50,6 +50,7 @@ pub(crate) struct Metrics {
     pub(crate) effective_isl_tokens: Histogram,
     pub(crate) ttft_seconds: Family<ByPath, Histogram>,
     pub(crate) ttft_prediction_error_ratio: Family<ByPath, Histogram>,
+    pub(crate) held_seconds: Family<ByModel, Histogram>,
     pub(crate) itl_seconds: Family<ByPath, Histogram>,
     pub(crate) leg_failures: Family<LegFailure, Counter>,
     pub(crate) leg_seconds: Family<ByLeg, Histogram>,
@@ -138,7 +139,7 @@ impl Metrics {
                 "1 while the worker's KV events have a gap that could not be filled",
             ),
             live_bookings: gauge(r, "live_bookings", "Requests booked in the ledger"),
-            held: gauge(r, "held_requests", "Late requests that wait for a free worker"),
+            held: gauge(r, "held_requests", "Requests that wait in the router"),
             token_cache_bytes: gauge(r, "token_cache_bytes", "Memory of tokens of known prefixes"),
         };
         let effective_isl_tokens = tokens();
@@ -170,6 +171,12 @@ impl Metrics {
                 "ttft_prediction_error_ratio",
                 "How far predicted times to first token were off: |predicted / actual - 1|",
                 errors,
+            ),
+            held_seconds: histogram(
+                r,
+                "held_seconds",
+                "How long requests waited in the router, of those that did",
+                seconds,
             ),
             itl_seconds: histogram(r, "itl_seconds", "Time between streamed tokens", gaps),
             leg_failures: counter(r, "leg_failures", "Legs that failed"),
@@ -208,6 +215,12 @@ impl Metrics {
     /// Drops the series of a worker that went: names may come and go without end.
     pub(crate) fn forget(&self, model: &str, worker: &str, ranks: u32) {
         self.kv.forget(model, worker, ranks);
+    }
+
+    /// Counts how long a request waited for its turn.
+    pub(crate) fn held(&self, model: &str, wait: Duration) {
+        let labels = ByModel { model: model.to_owned() };
+        self.held_seconds.get_or_create(&labels).observe(wait.as_secs_f64());
     }
 
     /// Counts how long a leg took.

@@ -2,6 +2,7 @@
 //! words of refusals.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use pointsman_brain::{Decision as Decided, FirstToken, Flag, Ladder, NoPath, Signal as Missing};
@@ -177,11 +178,29 @@ pub(crate) fn sent_away(life: &Life) -> Refusal {
 }
 
 /// The refusal of a request that no worker was free for in its time.
-pub(crate) fn held_too_long(life: &Life) -> Refusal {
-    let (model, limit) = (&life.model, life.router.settings.timeouts.request);
-    tracing::warn!(request = life.id, model, "no worker was free within {limit:?}");
+pub(crate) fn held_too_long(life: &Life, limit: Duration) -> Refusal {
+    let model = &life.model;
+    self::limit(&life.router, "max_wait");
+    tracing::debug!(request = life.id, model, "no worker was free within {limit:?}");
     let message = format!("model `{model}`: no worker was free within {limit:?}; try again later");
-    Refusal::new(503, message).retry_after(life.router.settings.limits.retry_after)
+    Refusal::new(503, message).retry_after(retry_after(life, life.group.hold.retry_after()))
+}
+
+/// The refusal of a request for which the line of those that wait has no place.
+pub(crate) fn no_place(life: &Life, why: &'static str, drained_in: Duration) -> Refusal {
+    let (model, most) = (&life.model, life.group.settings.routing.admission.max_waiting);
+    limit(&life.router, why);
+    tracing::debug!(request = life.id, model, why, "no place to wait");
+    let message = format!(
+        "model `{model}`: all workers are busy and {most} requests wait before this one, the most \
+         that may; try again later"
+    );
+    Refusal::new(429, message).retry_after(retry_after(life, drained_in))
+}
+
+/// No sooner than is configured.
+fn retry_after(life: &Life, measured: Duration) -> Duration {
+    measured.max(life.router.settings.limits.retry_after)
 }
 
 /// The refusal of a request that every try has failed.

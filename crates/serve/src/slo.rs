@@ -2,40 +2,26 @@
 //! `x-slo-tpot-ms`, each also with the prefix `x-llm-d-`. A value that is no time gets a 400: a client
 //! that sets one relies on it. 0 is no objective, whatever is configured.
 
-use std::time::Duration;
-
 use http::HeaderMap;
 use pointsman_brain::Slo;
 
 use crate::error::Refusal;
+use crate::headers::millis;
 
 /// Names of one objective; the first that is there counts.
 const TTFT: [&str; 2] = ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"];
 const ITL: [&str; 4] =
     ["x-slo-itl-ms", "x-llm-d-slo-itl-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"];
 
-/// The longest that may be asked for: a day.
-const LONGEST_MS: f64 = 86_400_000.0;
-
 /// What a request is to be served within, where it says so.
 pub(crate) fn of(head: &HeaderMap) -> Result<Slo, Refusal> {
-    Ok(Slo { ttft: read(head, &TTFT)?, itl: read(head, &ITL)? })
-}
-
-fn read(head: &HeaderMap, names: &[&str]) -> Result<Option<Duration>, Refusal> {
-    let found = names.iter().find_map(|name| Some((name, head.get(*name)?)));
-    let Some((name, value)) = found else { return Ok(None) };
-    let ms = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
-    let span = ms
-        .filter(|ms| (0.0..=LONGEST_MS).contains(ms))
-        .and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok());
-    span.map(Some).ok_or_else(|| {
-        Refusal::new(400, format!("{name} must be milliseconds from 0 (none) to {LONGEST_MS}"))
-    })
+    Ok(Slo { ttft: millis(head, &TTFT)?, itl: millis(head, &ITL)? })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn slo(pairs: &[(&'static str, &'static str)]) -> Result<(Option<u64>, Option<u64>), String> {

@@ -66,6 +66,8 @@ fn request(id: u64, family: u64, prompt_tokens: u32, output_tokens: u32) -> Flee
         content: Arc::new(content),
         session: Some(family),
         slo: Slo::default(),
+        priority: 0,
+        tenant: None,
     }
 }
 

@@ -106,7 +106,7 @@ impl Resolver<'_> {
             None => (Key::root().name("routing"), &written.routing),
         };
         let profile = self.profile(key, model);
-        let (routing, session) = self.routing(&routing_key, routing)?;
+        let (routing, session, tenant) = self.routing(&routing_key, routing)?;
         let interval = written.metrics.scrape_interval.on().map(|span| span.0);
         let routing = brain::Settings {
             profile: profile?,
@@ -127,6 +127,7 @@ impl Resolver<'_> {
             },
             routing,
             session,
+            tenant,
             workers: workers.into_iter().collect::<Option<Vec<_>>>()?,
         })
     }

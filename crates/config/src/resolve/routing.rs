@@ -3,21 +3,22 @@
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 
+use http::HeaderName;
 use pointsman_brain as brain;
 use pointsman_brain::{Factor, Share};
 
 use super::Resolver;
 use crate::settings::Session;
 use crate::tree::Key;
-use crate::written::{self, LocalPrefillBudget, PolicyName, SessionAffinity, Shadow};
+use crate::written::{self, LocalPrefillBudget, PolicyName, PrefillQueue, SessionAffinity, Shadow};
 
 impl Resolver<'_> {
-    /// The brain's settings and what names a session; `None` after a problem.
+    /// The brain's settings, and what names sessions and tenants; `None` after a problem.
     pub(super) fn routing(
         &mut self,
         key: &Key,
         written: &written::Routing,
-    ) -> Option<(brain::Settings, Session)> {
+    ) -> Option<(brain::Settings, Session, Option<HeaderName>)> {
         let policy = self.policy(key, &written.parameters);
         let shadow: Vec<Option<brain::Policy>> = (0..)
             .zip(&written.shadow)
@@ -26,11 +27,18 @@ impl Resolver<'_> {
         let predicted = self.predicted(key, written);
         let session = self.session(key, &written.session_affinity);
         let breaker = self.breaker(key, &written.breaker);
+        let tenant = match &written.admission.tenant_header {
+            Some(name) => {
+                Some(self.header(&key.name("admission").name("tenant_header"), name, "x-tenant")?)
+            }
+            None => None,
+        };
         let session = session?;
         let settings = brain::Settings {
             policy: policy?,
             shadow: shadow.into_iter().collect::<Option<Vec<_>>>()?,
             guards: guards(written),
+            admission: admission(&written.admission),
             isl_gate: written
                 .isl_gate
                 .on()
@@ -52,7 +60,7 @@ impl Resolver<'_> {
             predicted: predicted?,
             ..brain::Settings::default()
         };
-        Some((settings, session))
+        Some((settings, session, tenant))
     }
 
     /// The cold policy reads the parameters of `routing`; it has to do without thresholds that have
@@ -148,14 +156,18 @@ impl Resolver<'_> {
                 Some(Session::Prefix { tokens: NonZeroU32::new(*tokens)? })
             }
             SessionAffinity::Header(name) => {
-                let header = http::HeaderName::from_bytes(name.as_bytes());
-                if header.is_err() {
-                    let key = key.name("session_affinity").name("header");
-                    self.refuse(&key, name, "the name of a request header, such as x-session-id");
-                }
-                header.ok().map(Session::Header)
+                let key = key.name("session_affinity").name("header");
+                self.header(&key, name, "x-session-id").map(Session::Header)
             }
         }
+    }
+
+    fn header(&mut self, key: &Key, name: &str, such_as: &str) -> Option<HeaderName> {
+        let header = HeaderName::from_bytes(name.as_bytes());
+        if header.is_err() {
+            self.refuse(key, name, &format!("the name of a request header, such as {such_as}"));
+        }
+        header.ok()
     }
 
     fn breaker(&mut self, key: &Key, written: &written::Breaker) -> brain::BreakerSettings {
@@ -187,6 +199,19 @@ fn guards(written: &written::Routing) -> brain::GuardSettings {
             LocalPrefillBudget::Chunks(chunks) => brain::Budget::Chunks(factor(chunks)),
             LocalPrefillBudget::Tokens(tokens) => brain::Budget::Tokens(tokens),
         },
+    }
+}
+
+fn admission(written: &written::Admission) -> brain::Admission {
+    brain::Admission {
+        hold_busy: written.hold_busy,
+        prefill_queue: match written.prefill_queue {
+            PrefillQueue::Off => brain::Queue::Off,
+            PrefillQueue::Chunks(chunks) => brain::Queue::Chunks(factor(chunks)),
+            PrefillQueue::Tokens(tokens) => brain::Queue::Tokens(tokens),
+        },
+        max_waiting: usize::try_from(written.max_waiting).unwrap_or(usize::MAX),
+        max_wait: written.max_wait.0,
     }
 }
 

@@ -70,6 +70,7 @@ impl Resolver<'_> {
                 requests_per_minute: key.requests_per_minute.and_then(NonZeroU32::new),
                 tokens_per_minute: key.tokens_per_minute.and_then(NonZeroU32::new),
                 max_in_flight: key.max_in_flight.and_then(NonZeroU32::new),
+                max_priority: key.max_priority,
             });
         }
         resolved

@@ -29,5 +29,7 @@ section! {
         tokens_per_minute: Option<u32> = None, min 1;
         /// Requests at once; further ones get 429.
         max_in_flight: Option<u32> = None, min 1;
+        /// The highest `x-pointsman-priority` that its requests may have; a higher one counts as this.
+        max_priority: i8 = 0, min -100, max 100;
     }
 }

@@ -19,8 +19,8 @@ pub use self::model::{
     SocketMode, Tokenizer, Worker,
 };
 pub use self::routing::{
-    Breaker, Cost, LocalPrefillBudget, Policy, PolicyName, Predicted, Routing, SessionAffinity,
-    Shadow,
+    Admission, Breaker, Cost, LocalPrefillBudget, Policy, PolicyName, Predicted, PrefillQueue,
+    Routing, SessionAffinity, Shadow,
 };
 use crate::scalar::{OffOr, Size, Span};
 

@@ -22,6 +22,8 @@ section! {
         decode_busy_threshold: OffOr<f64> = decode_busy_threshold(), min 0, max 1;
         /// Guard `local_prefill_budget`: most local prefill tokens in flight on one worker.
         local_prefill_budget: LocalPrefillBudget = LocalPrefillBudget::default();
+        /// Who waits in the router, where it can still be decided anew, instead of in an engine's queue.
+        admission: Admission = Admission::default();
         /// For `predicted`: how it weighs what it predicts.
         predicted: Predicted = Predicted::default();
         /// In a mixed fleet, requests of at most this many tokens only use unified workers, longer ones
@@ -132,6 +134,42 @@ pub enum LocalPrefillBudget {
 }
 
 section! {
+    /// Who waits in the router, instead of in an engine's queue. Those with a higher
+    /// `x-pointsman-priority` go first, tenants of one priority take turns by the tokens of their
+    /// prompts, and a tenant's own requests go in order.
+    Admission {
+        /// Requests wait while the worker that would compute them has `prefill_queue` before it, or the
+        /// one that would decode them has no KV block left. Those that the policy `predicted` finds in
+        /// time for their `ttft_ms` go at once, unless its `hold_late` is off.
+        hold_busy: bool = brain::Admission::default().hold_busy;
+        /// Prompt tokens sent to a worker and not yet computed, from which on it is busy.
+        prefill_queue: PrefillQueue = PrefillQueue::default();
+        /// Requests of one model that wait at most. Beyond, the last in line gets 429 with
+        /// `Retry-After`.
+        max_waiting: u32 = brain::Admission::default().max_waiting as u32, min 0, max 1048576;
+        /// How long a request waits at most; then it gets 503 with `Retry-After`. Its own
+        /// `x-pointsman-deadline-ms` can make it less.
+        max_wait: Span = Span(brain::Admission::default().max_wait), min "1ms", max "1d";
+        /// Header that names the tenant, such as `x-tenant`. Without it the name of the API key does;
+        /// requests with neither are one tenant.
+        tenant_header: Option<String> = None;
+    }
+}
+
+/// Prompt tokens that wait at a worker at most.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum PrefillQueue {
+    /// No bound.
+    Off,
+    /// This many times the worker's `max_num_batched_tokens`.
+    Chunks(#[schemars(extend("x-minimum" = 0))] f64),
+    /// This many tokens.
+    Tokens(u32),
+}
+
+section! {
     /// How the policy `predicted` weighs what it predicts.
     Predicted {
         /// The policy that decides close cases until enough was measured, with the parameters of
@@ -193,6 +231,16 @@ fn decode_busy_threshold() -> OffOr<f64> {
     match brain::GuardSettings::default().decode_kv {
         brain::KvGuard::Off => OffOr::OFF,
         brain::KvGuard::Above(share) => OffOr::On(share.get()),
+    }
+}
+
+impl Default for PrefillQueue {
+    fn default() -> Self {
+        match brain::Admission::default().prefill_queue {
+            brain::Queue::Off => PrefillQueue::Off,
+            brain::Queue::Chunks(chunks) => PrefillQueue::Chunks(chunks.get()),
+            brain::Queue::Tokens(tokens) => PrefillQueue::Tokens(tokens),
+        }
     }
 }
 

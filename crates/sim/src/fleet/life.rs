@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pointsman_brain::{
-    Ask, BookingId, Cause, Decision, End, HealthEvent, Held, LINE_HEADS, Ladder, Leg, Next, NoPath,
-    Path, Slot, Time, Wait,
+    Ask, BookingId, Cause, Claim, Decision, End, HealthEvent, Held, Joined, LINE_HEADS, Ladder,
+    Leg, Next, NoPath, Path, Place, Slot, Time, Wait,
 };
 
 use super::worker::{NotTaken, Worker};
@@ -18,6 +18,8 @@ pub(super) struct Live {
     arrived: Nanos,
     booking: Option<BookingId>,
     decision: Option<Decision>,
+    /// Its place among those that wait.
+    place: Option<Place>,
     /// Worker and job of the prefill leg, from its start until its KV is pulled.
     prefill: Option<(usize, JobId)>,
     /// Worker and job of the leg that streams.
@@ -43,6 +45,7 @@ impl Fleet {
             arrived: self.now,
             booking: None,
             decision: None,
+            place: None,
             prefill: None,
             decode: None,
             first_token: None,
@@ -85,7 +88,11 @@ impl Fleet {
             session: live.request.session,
             slo: live.request.slo,
             waited: Duration::from_nanos(self.now - live.arrived),
-            wait: if self.held.is_empty() { Wait::IfLate } else { Wait::InLine },
+            wait: match live.place {
+                Some(_) => Wait::InLine,
+                None if self.held.is_empty() => Wait::IfNeeded,
+                None => Wait::Behind,
+            },
             ..Ask::new(live.request.prompt_tokens, &held, &live.ladder)
         };
         match self.brain.decide(&ask, Time(self.now)) {
@@ -94,7 +101,7 @@ impl Fleet {
                 live.decision = Some(decision);
                 self.dispatch(id, &decision);
             }
-            Err(NoPath::Late { again_in }) => {
+            Err(NoPath::Held { again_in }) => {
                 let again = self.now + again_in.as_nanos() as Nanos;
                 self.ask_again = Some(self.ask_again.map_or(again, |at| at.min(again)));
                 self.hold(id);
@@ -104,8 +111,35 @@ impl Fleet {
     }
 
     fn hold(&mut self, id: RequestId) {
-        if !self.held.contains(&id) {
-            self.held.push_back(id);
+        let Some(live) = self.live.get_mut(&id).filter(|live| live.place.is_none()) else { return };
+        let FleetRequest { priority, tenant, prompt_tokens: tokens, .. } = live.request;
+        let refused = match self.held.join(Claim { priority, tenant, tokens }, id) {
+            Joined::In(place) => {
+                live.place = Some(place);
+                None
+            }
+            Joined::Displaced(place, last) => {
+                live.place = Some(place);
+                Some(last)
+            }
+            Joined::Full => Some(id),
+        };
+        if refused != Some(id) {
+            let longest = self.brain.settings().admission.max_wait.as_nanos() as Nanos;
+            self.expiring.push_back((self.now + longest, id));
+        }
+        if let Some(refused) = refused {
+            self.end(refused, Ending::Refused);
+        }
+    }
+
+    /// Refuses those that have waited as long as they may.
+    pub(super) fn refuse_expired(&mut self) {
+        let now = self.now;
+        while let Some((_, id)) = self.expiring.pop_front_if(|(due, _)| *due <= now) {
+            if self.live.get(&id).is_some_and(|live| live.place.is_some()) {
+                self.end(id, Ending::Refused);
+            }
         }
     }
 
@@ -113,13 +147,18 @@ impl Fleet {
     pub(super) fn release_held(&mut self) {
         self.ask_again = None;
         let mut waiting = 0;
-        while let Some(&id) = self.held.get(waiting).filter(|_| waiting < LINE_HEADS) {
+        let mut next = self.held.heads(1).next().map(|(place, id)| (place, *id));
+        while let Some((place, id)) = next.filter(|_| waiting < LINE_HEADS) {
             self.plan(id);
             if self.live.get(&id).is_some_and(|live| live.booking.is_none()) {
                 waiting += 1;
             } else {
-                self.held.retain(|held| *held != id);
+                self.held.served(place);
+                if let Some(live) = self.live.get_mut(&id) {
+                    live.place = None;
+                }
             }
+            next = self.held.after(place).map(|(place, id)| (place, *id));
         }
     }
 
@@ -295,12 +334,14 @@ impl Fleet {
 
     fn end(&mut self, id: RequestId, ending: Ending) {
         let Some(live) = self.live.remove(&id) else { return };
-        self.held.retain(|held| *held != id);
+        if let Some(place) = live.place {
+            self.held.left(place);
+        }
         self.freed = true;
         if let Some(booking) = live.booking {
             let end = match ending {
                 Ending::Finished => End::Finished,
-                Ending::Failed => End::Failed,
+                Ending::Failed | Ending::Refused => End::Failed,
                 Ending::Cancelled => End::Cancelled,
             };
             self.brain.settle(booking, end, Time(self.now));

@@ -11,7 +11,9 @@ mod worker;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use pointsman_brain::{Brain, Decision, Reading, Role, Settings, Slo, Slot, Time, WorkerSpec};
+use pointsman_brain::{
+    Brain, Decision, Line, Reading, Role, Settings, Slo, Slot, Tenant, Time, WorkerSpec,
+};
 
 use crate::engine::{Content, JobId, Nanos, Outbox, Spec};
 use life::Live;
@@ -67,6 +69,10 @@ pub struct FleetRequest {
     pub session: Option<u64>,
     /// What it is to be served within.
     pub slo: Slo,
+    /// Its priority among those that wait in the router.
+    pub priority: i8,
+    /// Whose it is.
+    pub tenant: Tenant,
 }
 
 /// How a request ended.
@@ -76,6 +82,8 @@ pub enum Ending {
     Finished,
     /// No plan was left for it, or it broke after its first token.
     Failed,
+    /// The line of those that wait was full, or it waited too long.
+    Refused,
     /// The client left.
     Cancelled,
 }
@@ -122,8 +130,10 @@ pub struct Fleet {
     /// On their way, in order.
     readings: VecDeque<(Nanos, Slot, Reading)>,
     outcomes: Vec<Outcome>,
-    /// Who was told to wait, in order, and when to ask for the first of them at the latest.
-    held: VecDeque<RequestId>,
+    /// Who was told to wait, by whose turn it is and by when they are refused, and when to ask for the
+    /// first in line at the latest.
+    held: Line<RequestId>,
+    expiring: VecDeque<(Nanos, RequestId)>,
     ask_again: Option<Nanos>,
     /// Something that was booked has been released since they were asked about.
     freed: bool,
@@ -133,6 +143,7 @@ impl Fleet {
     /// An idle fleet at time 0.
     #[must_use]
     pub fn new(plan: FleetPlan) -> Fleet {
+        let held = Line::new(plan.settings.admission.max_waiting);
         let mut brain = Brain::new(plan.settings);
         for (at, worker) in plan.workers.iter().enumerate() {
             brain.add(slot(at), spec_of(worker), Time(0));
@@ -150,7 +161,8 @@ impl Fleet {
             reading_lag: plan.reading_lag,
             readings: VecDeque::new(),
             outcomes: Vec::new(),
-            held: VecDeque::new(),
+            held,
+            expiring: VecDeque::new(),
             ask_again: None,
             freed: false,
         }
@@ -185,7 +197,9 @@ impl Fleet {
         let engines = self.workers.iter().filter_map(Worker::wakeup);
         let reading =
             (!self.live.is_empty() && self.reading_every > 0).then_some(self.next_reading);
-        let own = self.sight.wakeup().into_iter().chain(reading).chain(self.ask_again);
+        let expires = self.expiring.front().map(|(at, _)| *at);
+        let own =
+            self.sight.wakeup().into_iter().chain(reading).chain(self.ask_again).chain(expires);
         engines.chain(own).min().map(|at| at.max(self.now))
     }
 
@@ -218,6 +232,7 @@ impl Fleet {
         while let Some(worker) = self.workers.iter().position(|worker| worker.is_due(at)) {
             self.pump(worker);
         }
+        self.refuse_expired();
         if std::mem::take(&mut self.freed) || self.ask_again.is_some_and(|due| due <= at) {
             self.release_held();
         }

@@ -246,6 +246,8 @@ impl<'a> Run<'a> {
             content: request.content.clone(),
             session: request.session,
             slo: Slo { ttft: Some(ttft), itl: Some(Duration::from_secs_f64(ITL_SLO)) },
+            priority: 0,
+            tenant: None,
         });
     }
 

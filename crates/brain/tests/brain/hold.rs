@@ -25,7 +25,7 @@ fn after(seconds: f64) -> Time {
 /// Asks for 4000 tokens, some 0.2 s of prefill, by one who may wait.
 fn ask(brain: &mut Brain, slo: Slo, waited: Duration, now: Time) -> Result<Decision, NoPath> {
     let tries = fresh();
-    let ask = Ask { slo, waited, wait: Wait::IfLate, ..Ask::new(4_000, &[], &tries) };
+    let ask = Ask { slo, waited, wait: Wait::IfNeeded, ..Ask::new(4_000, &[], &tries) };
     brain.decide(&ask, now)
 }
 
@@ -39,7 +39,7 @@ fn busy(settings: Settings) -> Brain {
 
 fn waits(answer: Result<Decision, NoPath>) -> Option<Duration> {
     match answer {
-        Err(NoPath::Late { again_in }) => Some(again_in),
+        Err(NoPath::Held { again_in }) => Some(again_in),
         Err(other) => panic!("{other:?}"),
         Ok(_) => None,
     }
@@ -96,7 +96,7 @@ fn who_may_not_wait_and_who_has_been_tried_is_sent_at_once() {
     }
     let mut failed = Ladder::new(brain.settings());
     failed.failed(Leg::Local, Slot(0), Cause::Connect);
-    let again = Ask { slo: slo(500), wait: Wait::IfLate, ..Ask::new(4_000, &[], &failed) };
+    let again = Ask { slo: slo(500), wait: Wait::IfNeeded, ..Ask::new(4_000, &[], &failed) };
     assert!(brain.decide(&again, after(0.1)).is_ok());
 }
 
