@@ -14,7 +14,9 @@ pub enum Wait {
     Never,
     /// Nobody waits: it is to only for what it finds.
     IfNeeded,
-    /// Others wait, whom only what can be served within its TTFT objective may pass.
+    /// Only such wait as cannot be served within their TTFT objective: what can passes them.
+    BehindLate,
+    /// Others wait.
     Behind,
     /// It is one of the first that wait.
     InLine,

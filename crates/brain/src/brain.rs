@@ -112,7 +112,9 @@ impl Brain {
         slate.fill(&self.seen(), &self.settings, ask, now);
         let scene = self.scene(ask, &slate, draws, now);
         let planned = plan(&scene).and_then(|plan| match hold::wait(&scene, &plan) {
-            Some(again_in) if ask.wait != Wait::Never => Err(NoPath::Held { again_in }),
+            Some(hold::Held { again_in, late }) if ask.wait != Wait::Never => {
+                Err(NoPath::Held { again_in, late })
+            }
             _ => Ok(plan),
         });
         self.slate = slate;

@@ -80,6 +80,8 @@ pub enum NoPath {
     Held {
         /// When to ask again, if nothing ends before.
         again_in: Duration,
+        /// Its TTFT objective is lost: all that are in time go before it.
+        late: bool,
     },
     /// No decode or unified worker can take it.
     NoDecode,

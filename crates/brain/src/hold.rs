@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::ask::Wait;
 use crate::guards;
 use crate::plan::{Plan, Scene};
+use crate::settings::Admission;
 
 /// A TTFT predicted beyond this share of its SLO is late: predictions are some percent off.
 const LATE_FROM: f64 = 0.9;
@@ -17,34 +18,45 @@ const LATE_FROM: f64 = 0.9;
 /// A worker with less than this many steps of prompts to compute is about to run dry.
 const DRY_STEPS: f64 = 0.5;
 
+/// What is in time waits for one that has more than this many: a longer queue of its makes it no faster,
+/// and decides too early.
+const FULL_STEPS: f64 = 2.0;
+
 /// Asking again sooner would tell nothing.
 const SOONEST: Duration = Duration::from_millis(1);
 
 /// When to ask again about a busy worker if nothing of the router's own ends: others may use it.
 const BUSY_AGAIN: Duration = Duration::from_millis(200);
 
-/// How long a request that has a plan is to wait nevertheless, if nothing ends before.
-pub(crate) fn wait(scene: &Scene<'_>, plan: &Plan) -> Option<Duration> {
+/// How long a request is to wait, if nothing ends before.
+pub(crate) struct Held {
+    pub(crate) again_in: Duration,
+    pub(crate) late: bool,
+}
+
+/// Whether a request that has a plan is to wait nevertheless.
+pub(crate) fn wait(scene: &Scene<'_>, plan: &Plan) -> Option<Held> {
     if plan.prefilled || !scene.ask.tries.causes().is_empty() {
         return None;
     }
-    let holds_late = scene.settings.holds_late();
+    let Admission { hold_busy, .. } = scene.settings.admission;
     let slo = scene.slo().ttft_seconds();
     let late = match slo {
-        Some(slo) => holds_late && is_late(scene, plan, slo),
-        // Where late ones wait, it does not pass them.
-        None => holds_late && scene.ask.wait >= Wait::Behind,
+        Some(slo) => scene.settings.holds_late() && is_late(scene, plan, slo),
+        // It does not pass late ones.
+        None => scene.settings.holds_late() && scene.ask.wait >= Wait::BehindLate,
     };
     if late {
-        return until_dry(scene, plan);
+        let again_in = queue_beyond(scene, plan, DRY_STEPS)?;
+        return Some(Held { again_in, late });
     }
-    // With an objective it is in time: where late ones wait it passes them, and the cost model sees
-    // the queue. Elsewhere the line alone says whose turn it is.
-    let judged = holds_late && slo.is_some();
-    let waits = scene.settings.admission.hold_busy
-        && !judged
-        && (scene.ask.wait == Wait::Behind || is_busy(scene, plan));
-    waits.then_some(BUSY_AGAIN)
+    let again_in = match slo.filter(|_| scene.settings.holds_late()) {
+        Some(_) => queue_beyond(scene, plan, FULL_STEPS),
+        None => is_busy(scene, plan).then_some(BUSY_AGAIN),
+    };
+    let behind = (scene.ask.wait == Wait::Behind).then_some(BUSY_AGAIN);
+    let again_in = again_in.or(behind).filter(|_| hold_busy)?;
+    Some(Held { again_in, late })
 }
 
 fn is_late(scene: &Scene<'_>, plan: &Plan, slo: f64) -> bool {
@@ -52,11 +64,11 @@ fn is_late(scene: &Scene<'_>, plan: &Plan, slo: f64) -> bool {
     scene.ask.waited.as_secs_f64() + ttft > LATE_FROM * slo
 }
 
-/// How long the worker that would compute it has others' prompts to compute; none if next to nothing.
-fn until_dry(scene: &Scene<'_>, plan: &Plan) -> Option<Duration> {
+/// How long the worker that would compute it has more than so many steps of others' prompts before it.
+fn queue_beyond(scene: &Scene<'_>, plan: &Plan, steps: f64) -> Option<Duration> {
     let computes = plan.prefill.unwrap_or(plan.decode);
-    let dry = DRY_STEPS * scene.predictor.full_step(computes.slot);
-    let beyond = Duration::try_from_secs_f64(computes.outlook.wait - dry).ok()?;
+    let allowed = steps * scene.predictor.full_step(computes.slot);
+    let beyond = Duration::try_from_secs_f64(computes.outlook.wait - allowed).ok()?;
     (!beyond.is_zero()).then(|| beyond.max(SOONEST))
 }
 

@@ -1,6 +1,7 @@
 //! The line of requests that wait in the router: who is next, and who gives way when it is full.
 //!
-//! A higher priority comes first. Within one, tenants take turns by the tokens that they ask for
+//! Those that can still be served in time come before those that cannot, and of both a higher priority
+//! comes first. Within one, tenants take turns by the tokens that they ask for
 //! (start-time fair queueing: an entry's tag is where its tenant's last one ended, or the line's own
 //! time if that is later), and a tenant's own requests come in order. Nothing here waits or knows time.
 
@@ -17,11 +18,18 @@ const IDLE_TENANTS: usize = 1024;
 /// A place in the line. The order of keys is the order of the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Key {
-    /// Priority, negated.
-    behind: i16,
+    rank: Rank,
     /// Tokens that its tenant, or the line, is past when its turn comes.
     tag: u64,
     number: u64,
+}
+
+/// What comes before tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Rank {
+    late: bool,
+    /// Priority, negated.
+    behind: i16,
 }
 
 /// Names an entry for as long as it is in the line.
@@ -31,6 +39,8 @@ pub struct Place(Key);
 /// What a request brings to the line.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Claim {
+    /// It cannot be served in time: it comes after all that can.
+    pub late: bool,
     /// Higher comes first.
     pub priority: i8,
     /// Whose it is.
@@ -64,7 +74,7 @@ struct Used {
 pub struct Line<T> {
     most: usize,
     entries: BTreeMap<Key, (Tenant, T)>,
-    classes: BTreeMap<i16, Class>,
+    classes: BTreeMap<Rank, Class>,
     number: u64,
 }
 
@@ -95,18 +105,23 @@ impl<T> Line<T> {
         self.entries.is_empty()
     }
 
+    /// Whether somebody waits who can still be served in time.
+    pub fn is_in_time(&self) -> bool {
+        self.entries.first_key_value().is_some_and(|(first, _)| !first.rank.late)
+    }
+
     /// Gives a request its place. A full line is left by its last where the new one comes before that.
     pub fn join(&mut self, claim: Claim, entry: T) -> Joined<T> {
-        let behind = -i16::from(claim.priority);
-        let tag = self.classes.get(&behind).map_or(0, |class| class.turn_of(claim.tenant));
-        let key = Key { behind, tag, number: self.number };
+        let rank = Rank { late: claim.late, behind: -i16::from(claim.priority) };
+        let tag = self.classes.get(&rank).map_or(0, |class| class.turn_of(claim.tenant));
+        let key = Key { rank, tag, number: self.number };
         let full = self.entries.len() >= self.most;
         if full && self.entries.last_key_value().is_none_or(|(last, _)| *last < key) {
             return Joined::Full;
         }
         self.number += 1;
         let end = tag.saturating_add(claim.tokens.max(1).into());
-        self.classes.entry(behind).or_default().enter(claim.tenant, end);
+        self.classes.entry(rank).or_default().enter(claim.tenant, end);
         let displaced =
             if full { self.entries.last_key_value().map(|(key, _)| *key) } else { None };
         let displaced = displaced.and_then(|last| self.left(Place(last)));
@@ -131,7 +146,7 @@ impl<T> Line<T> {
 
     /// Its turn has come: it is out of the line, and the line's time is its own.
     pub fn served(&mut self, place: Place) -> Option<T> {
-        if let Some(class) = self.classes.get_mut(&place.0.behind)
+        if let Some(class) = self.classes.get_mut(&place.0.rank)
             && self.entries.contains_key(&place.0)
         {
             class.time = class.time.max(place.0.tag);
@@ -142,11 +157,11 @@ impl<T> Line<T> {
     /// It waits no longer and was not served: its tenant has lost the turn.
     pub fn left(&mut self, place: Place) -> Option<T> {
         let (tenant, entry) = self.entries.remove(&place.0)?;
-        if let Some(class) = self.classes.get_mut(&place.0.behind) {
+        if let Some(class) = self.classes.get_mut(&place.0.rank) {
             class.leave(tenant);
             if class.waiting == 0 {
                 // Nobody is owed anything.
-                self.classes.remove(&place.0.behind);
+                self.classes.remove(&place.0.rank);
             }
         }
         Some(entry)
@@ -186,7 +201,7 @@ mod tests {
     const QUIET: u64 = 200;
 
     fn claim(priority: i8, tenant: u64, tokens: u32) -> Claim {
-        Claim { priority, tenant: Some(tenant), tokens }
+        Claim { late: false, priority, tenant: Some(tenant), tokens }
     }
 
     fn all(line: &Line<u32>) -> Vec<u32> {
@@ -204,6 +219,19 @@ mod tests {
             line.join(claim(priority, 1, 10), entry);
         }
         assert_eq!(all(&line), [3, 5, 1, 2, 4]);
+    }
+
+    #[test]
+    fn those_that_are_late_come_after_all_that_are_not() {
+        let mut line = Line::new(3);
+        line.join(Claim { late: true, ..claim(9, 1, 10) }, 1);
+        assert!(!line.is_in_time());
+        line.join(claim(0, 1, 10), 2);
+        assert!(line.is_in_time());
+        line.join(Claim { late: true, ..claim(0, 1, 10) }, 3);
+        assert_eq!(all(&line), [2, 1, 3]);
+        assert!(matches!(line.join(claim(-9, 1, 10), 4), Joined::Displaced(_, 3)));
+        assert_eq!(all(&line), [2, 4, 1]);
     }
 
     #[test]
@@ -307,7 +335,7 @@ mod tests {
                 if let Joined::In(place) = line.join(claim(0, n.into(), 10), n) {
                     line.served(place);
                 }
-                prop_assert!(line.classes[&0].tenants.len() <= IDLE_TENANTS + 2);
+                prop_assert!(line.classes[&Rank { late: false, behind: 0 }].tenants.len() <= IDLE_TENANTS + 2);
             }
             prop_assert_eq!(all(&line), [0]);
             let place = first(&line).map(|(place, _)| place);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pointsman_brain::{Claim, Joined, LINE_HEADS, Line, Place};
+use pointsman_brain::{Claim, Joined, LINE_HEADS, Line, Place, Wait};
 use tokio::sync::Notify;
 
 /// A `Retry-After` promises no more than this.
@@ -78,6 +78,7 @@ pub(crate) enum Away {
 #[derive(Debug)]
 pub(crate) struct Waiting<'a> {
     hold: &'a Hold,
+    claim: Claim,
     place: Place,
     waiter: Arc<Waiter>,
 }
@@ -110,12 +111,23 @@ impl Hold {
         if state.is_head(place) {
             state.begin_round();
         }
-        Ok(Waiting { hold: self, place, waiter })
+        Ok(Waiting { hold: self, claim, place, waiter })
     }
 
     /// How many are in it.
     pub(crate) fn held(&self) -> usize {
         self.held.load(Ordering::Acquire)
+    }
+
+    /// Whom a request that comes finds waiting.
+    pub(crate) fn ahead(&self) -> Wait {
+        if self.held() == 0 {
+            Wait::IfNeeded
+        } else if self.lock().line.is_in_time() {
+            Wait::Behind
+        } else {
+            Wait::BehindLate
+        }
     }
 
     /// Something that was booked is free, and the brain knows.
@@ -227,9 +239,20 @@ impl Waiting<'_> {
         }
     }
 
-    /// The brain said to wait on: the turn is the next one's.
-    pub(crate) fn waits_on(&self) {
-        self.hold.lock().pass_on(self.place, true);
+    /// The brain said to wait on: the turn is the next one's. Who has become late stands back.
+    pub(crate) fn waits_on(&mut self, late: bool) {
+        let mut state = self.hold.lock();
+        let falls_back = late && !self.claim.late;
+        state.pass_on(self.place, !falls_back);
+        if falls_back {
+            self.claim.late = true;
+            state.line.left(self.place);
+            match state.line.join(self.claim, Arc::clone(&self.waiter)) {
+                Joined::In(place) | Joined::Displaced(place, _) => self.place = place,
+                // It has just made room.
+                Joined::Full => self.waiter.tell(Told::Displaced),
+            }
+        }
     }
 
     /// It has its plan.

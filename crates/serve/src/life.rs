@@ -82,8 +82,13 @@ struct Plan {
 /// Why there is no plan.
 enum NoPlan {
     Refused(Refusal),
-    /// The brain is to be asked again, after this long at the latest.
-    Wait(Duration),
+    /// The brain is to be asked again.
+    Wait {
+        /// After this long at the latest.
+        again_in: Duration,
+        /// Behind all that can be served in time.
+        late: bool,
+    },
 }
 
 impl From<Refusal> for NoPlan {
@@ -358,7 +363,7 @@ impl Life {
         drop(brain);
         let decision = match decided {
             Ok(decision) => decision,
-            Err(NoPath::Held { again_in }) => return Err(NoPlan::Wait(again_in)),
+            Err(NoPath::Held { again_in, late }) => return Err(NoPlan::Wait { again_in, late }),
             Err(no_path) if ladder.causes().is_empty() => {
                 return Err(report::no_path(self, &no_path).into());
             }

@@ -1,10 +1,11 @@
-//! Requests that are late for their TTFT SLO whatever is done stand back for those that are not.
+//! Who waits in the router: requests that are late for their TTFT SLO whatever is done, and those
+//! whose workers are busy.
 
 use std::time::Duration;
 
 use pointsman_brain::{
-    Ask, Brain, Cause, Decision, Ladder, Leg, NoPath, Predicted, Rule, Settings, Slo, Slot, Time,
-    Wait,
+    Admission, Ask, Brain, Cause, Decision, End, Ladder, Leg, NoPath, Predicted, Queue, Reading,
+    Rule, Settings, Share, Slo, Slot, Time, Wait, WorkerSpec,
 };
 
 use crate::fleets::*;
@@ -39,7 +40,7 @@ fn busy(settings: Settings) -> Brain {
 
 fn waits(answer: Result<Decision, NoPath>) -> Option<Duration> {
     match answer {
-        Err(NoPath::Held { again_in }) => Some(again_in),
+        Err(NoPath::Held { again_in, .. }) => Some(again_in),
         Err(other) => panic!("{other:?}"),
         Ok(_) => None,
     }
@@ -119,4 +120,80 @@ fn the_record_says_who_would_wait() {
     let with = |ttft_ms| Ask { slo: slo(ttft_ms), ..Ask::new(4_000, &[], &tries) };
     assert!(brain.explain(&with(500), NOW).unwrap().waits);
     assert!(!brain.explain(&with(5_000), NOW).unwrap().waits);
+}
+
+/// One prefill and one decode worker, and what they may have before them.
+fn pair(rule: Rule, admission: Admission) -> Brain {
+    brain(Settings { admission, ..with_rule(rule) }, &[prefill(), decode()])
+}
+
+fn asks(brain: &mut Brain, isl: u32, wait: Wait) -> Result<Decision, NoPath> {
+    let tries = fresh();
+    brain.decide(&Ask { wait, ..Ask::new(isl, &[], &tries) }, NOW)
+}
+
+const QUEUE: Admission = Admission {
+    hold_busy: true,
+    prefill_queue: Queue::Tokens(10_000),
+    max_waiting: 8,
+    max_wait: Duration::from_secs(1),
+};
+
+#[test]
+fn while_the_prefill_worker_has_its_fill_requests_wait_in_the_router() {
+    let mut brain = pair(Rule::AlwaysRemote, QUEUE);
+    // Its own size does not count, so that a long one is not passed for ever.
+    let long = asks(&mut brain, 30_000, Wait::IfNeeded).unwrap();
+    let waiting = asks(&mut brain, 100, Wait::IfNeeded);
+    assert!(waits(waiting).is_some());
+    brain.prefill_done(long.booking, NOW);
+    assert!(asks(&mut brain, 9_999, Wait::InLine).is_ok());
+    assert!(asks(&mut brain, 1, Wait::InLine).is_ok());
+    assert!(waits(asks(&mut brain, 1, Wait::InLine)).is_some());
+}
+
+#[test]
+fn who_comes_while_others_wait_stands_behind_them() {
+    let mut brain = pair(Rule::AlwaysRemote, QUEUE);
+    assert!(waits(asks(&mut brain, 100, Wait::Behind)).is_some(), "though the worker is free");
+    assert!(asks(&mut brain, 100, Wait::InLine).is_ok());
+}
+
+#[test]
+fn while_the_decode_worker_has_no_block_left_requests_wait_in_the_router() {
+    let decode = WorkerSpec { capacity_blocks: Some(200), ..decode() };
+    let settings = || Settings { output_allowance_tokens: 0, ..with_rule(Rule::AlwaysRemote) };
+    let mut brain = crate::fleets::brain(settings(), &[prefill(), decode]);
+    let first = asks(&mut brain, 190 * BLOCK, Wait::IfNeeded).unwrap();
+    assert!(asks(&mut brain, 20 * BLOCK, Wait::IfNeeded).is_ok(), "there was room");
+    assert!(waits(asks(&mut brain, BLOCK, Wait::IfNeeded)).is_some());
+    brain.settle(first.booking, End::Finished, NOW);
+    assert!(asks(&mut brain, BLOCK, Wait::InLine).is_ok());
+    // What others have on it does not hold for ever what finds none of the router's own there.
+    let mut brain = crate::fleets::brain(settings(), &[prefill(), decode]);
+    let reading = Reading { kv_usage: Share::new(1.0), ..Reading::default() };
+    brain.reading(Slot(1), reading, NOW);
+    assert!(asks(&mut brain, BLOCK, Wait::IfNeeded).is_ok());
+    assert!(waits(asks(&mut brain, BLOCK, Wait::IfNeeded)).is_some());
+}
+
+#[test]
+fn nobody_waits_for_busy_workers_where_that_is_off_or_may_not_be() {
+    let off = Admission { hold_busy: false, ..QUEUE };
+    let unbounded = Admission { prefill_queue: Queue::Off, ..QUEUE };
+    for (admission, wait) in
+        [(off, Wait::Behind), (unbounded, Wait::IfNeeded), (QUEUE, Wait::Never)]
+    {
+        let mut brain = pair(Rule::AlwaysRemote, admission);
+        asks(&mut brain, 30_000, wait).unwrap();
+        assert!(asks(&mut brain, 30_000, wait).is_ok(), "{admission:?}");
+    }
+}
+
+#[test]
+fn what_is_predicted_to_be_in_time_passes_those_that_wait_for_busy_workers() {
+    let admission = Admission { prefill_queue: Queue::Tokens(1_000), ..QUEUE };
+    let mut brain = busy(Settings { admission, ..settings() });
+    assert!(waits(asks(&mut brain, 100, Wait::IfNeeded)).is_some());
+    assert_eq!(waits(ask(&mut brain, slo(5_000), Duration::ZERO, NOW)), None);
 }

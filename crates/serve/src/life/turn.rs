@@ -39,7 +39,7 @@ impl Turn {
         let named = group.settings.tenant.as_ref().and_then(|name| head.get(name));
         let tenant = named.map(http::HeaderValue::as_bytes).map(hash);
         let tenant = tenant.or_else(|| client.map(|client| hash(client.name().as_bytes())));
-        let claim = Claim { priority, tenant, tokens: isl_tokens };
+        let claim = Claim { late: false, priority, tenant, tokens: isl_tokens };
         let deadline = headers::millis(head, &[headers::DEADLINE.as_str()])?;
         Ok(Turn { claim, deadline: deadline.filter(|deadline| !deadline.is_zero()) })
     }
@@ -64,12 +64,12 @@ impl Life {
     /// Decides and reserves, after a wait where the brain says so.
     pub(super) async fn plan_in_turn(&mut self, ladder: &Ladder) -> Result<Plan, Refusal> {
         let group = Arc::clone(&self.group);
-        let wait = if group.hold.held() == 0 { Wait::IfNeeded } else { Wait::Behind };
-        let again_in = match self.plan(ladder, wait) {
+        let (again_in, late) = match self.plan(ladder, group.hold.ahead()) {
             Ok(plan) => return Ok(plan),
             Err(NoPlan::Refused(refusal)) => return Err(refusal),
-            Err(NoPlan::Wait(again_in)) => again_in,
+            Err(NoPlan::Wait { again_in, late }) => (again_in, late),
         };
+        self.turn.claim.late = late;
         let joined = Instant::now();
         let (until, limit) = self.waits_until();
         let planned = timeout_at(until.into(), self.stand_in_line(&group, ladder, again_in)).await;
@@ -83,7 +83,7 @@ impl Life {
         ladder: &Ladder,
         mut again_in: Duration,
     ) -> Result<Plan, Refusal> {
-        let place = match group.hold.join(self.turn.claim) {
+        let mut place = match group.hold.join(self.turn.claim) {
             Ok(place) => place,
             Err(away) => return Err(self.sent_away(away, "line_full")),
         };
@@ -93,15 +93,18 @@ impl Life {
             }
             // The caches have changed meanwhile.
             self.held = sight::look_up(group, &self.roster, &self.prompt, &self.scope);
-            again_in = match self.plan(ladder, Wait::InLine) {
-                Err(NoPlan::Wait(again_in)) => again_in,
+            let late = match self.plan(ladder, Wait::InLine) {
+                Err(NoPlan::Wait { again_in: at, late }) => {
+                    again_in = at;
+                    late
+                }
                 Ok(plan) => {
                     place.served();
                     return Ok(plan);
                 }
                 Err(NoPlan::Refused(refusal)) => return Err(refusal),
             };
-            place.waits_on();
+            place.waits_on(late);
         }
     }
 

@@ -18,8 +18,9 @@ pub(super) struct Live {
     arrived: Nanos,
     booking: Option<BookingId>,
     decision: Option<Decision>,
-    /// Its place among those that wait.
+    /// Its place among those that wait, and whether that is one of those that are late.
     place: Option<Place>,
+    late: bool,
     /// Worker and job of the prefill leg, from its start until its KV is pulled.
     prefill: Option<(usize, JobId)>,
     /// Worker and job of the leg that streams.
@@ -46,6 +47,7 @@ impl Fleet {
             booking: None,
             decision: None,
             place: None,
+            late: false,
             prefill: None,
             decode: None,
             first_token: None,
@@ -90,8 +92,9 @@ impl Fleet {
             waited: Duration::from_nanos(self.now - live.arrived),
             wait: match live.place {
                 Some(_) => Wait::InLine,
+                None if self.held.is_in_time() => Wait::Behind,
                 None if self.held.is_empty() => Wait::IfNeeded,
-                None => Wait::Behind,
+                None => Wait::BehindLate,
             },
             ..Ask::new(live.request.prompt_tokens, &held, &live.ladder)
         };
@@ -101,19 +104,31 @@ impl Fleet {
                 live.decision = Some(decision);
                 self.dispatch(id, &decision);
             }
-            Err(NoPath::Held { again_in }) => {
+            Err(NoPath::Held { again_in, late }) => {
                 let again = self.now + again_in.as_nanos() as Nanos;
                 self.ask_again = Some(self.ask_again.map_or(again, |at| at.min(again)));
-                self.hold(id);
+                self.hold(id, late);
             }
             Err(_) => self.end(id, Ending::Failed),
         }
     }
 
-    fn hold(&mut self, id: RequestId) {
-        let Some(live) = self.live.get_mut(&id).filter(|live| live.place.is_none()) else { return };
+    /// Gives it a place in line, another one when it has become late there.
+    fn hold(&mut self, id: RequestId, late: bool) {
+        let Some(live) = self.live.get_mut(&id) else { return };
+        match live.place {
+            Some(place) if late && !live.late => {
+                self.held.left(place);
+            }
+            Some(_) => return,
+            None => {
+                let longest = self.brain.settings().admission.max_wait.as_nanos() as Nanos;
+                self.expiring.push_back((self.now + longest, id));
+            }
+        }
+        live.late = late;
         let FleetRequest { priority, tenant, prompt_tokens: tokens, .. } = live.request;
-        let refused = match self.held.join(Claim { priority, tenant, tokens }, id) {
+        let refused = match self.held.join(Claim { late, priority, tenant, tokens }, id) {
             Joined::In(place) => {
                 live.place = Some(place);
                 None
@@ -124,10 +139,6 @@ impl Fleet {
             }
             Joined::Full => Some(id),
         };
-        if refused != Some(id) {
-            let longest = self.brain.settings().admission.max_wait.as_nanos() as Nanos;
-            self.expiring.push_back((self.now + longest, id));
-        }
         if let Some(refused) = refused {
             self.end(refused, Ending::Refused);
         }
@@ -150,8 +161,9 @@ impl Fleet {
         let mut next = self.held.heads(1).next().map(|(place, id)| (place, *id));
         while let Some((place, id)) = next.filter(|_| waiting < LINE_HEADS) {
             self.plan(id);
-            if self.live.get(&id).is_some_and(|live| live.booking.is_none()) {
-                waiting += 1;
+            if let Some(live) = self.live.get(&id).filter(|live| live.booking.is_none()) {
+                // Who was found late stands further back: another one is among the first.
+                waiting += usize::from(live.place == Some(place));
             } else {
                 self.held.served(place);
                 if let Some(live) = self.live.get_mut(&id) {
