@@ -30,11 +30,15 @@ fn ask(brain: &mut Brain, slo: Slo, waited: Duration, now: Time) -> Result<Decis
     brain.decide(&ask, now)
 }
 
-/// One unified worker with two seconds of prompts before it.
+/// One unified worker with two and a half seconds of prompts before it.
 fn busy(settings: Settings) -> Brain {
+    busy_with(settings, 40_000)
+}
+
+fn busy_with(settings: Settings, tokens: u32) -> Brain {
     let mut brain = brain(settings, &[unified()]);
     let tries = fresh();
-    brain.decide(&Ask::new(40_000, &[], &tries), NOW).unwrap();
+    brain.decide(&Ask::new(tokens, &[], &tries), NOW).unwrap();
     brain
 }
 
@@ -64,11 +68,29 @@ fn what_is_late_whatever_is_done_waits_until_its_worker_is_about_to_run_dry() {
 
 #[test]
 fn what_can_be_served_in_time_goes_ahead_of_it() {
-    let mut brain = busy(settings());
-    assert!(waits(ask(&mut brain, slo(500), Duration::ZERO, NOW)).is_some());
+    // Some half a second: more than is next to nothing, less than a worker's fill.
+    let mut brain = busy_with(settings(), 10_000);
+    assert!(waits(ask(&mut brain, slo(300), Duration::ZERO, NOW)).is_some());
     assert_eq!(waits(ask(&mut brain, slo(5_000), Duration::ZERO, NOW)), None);
     // The time that it has waited counts.
-    assert!(waits(ask(&mut brain, slo(5_000), Duration::from_secs(4), NOW)).is_some());
+    assert!(waits(ask(&mut brain, slo(5_000), Duration::from_millis(4_500), NOW)).is_some());
+}
+
+#[test]
+fn what_is_in_time_waits_while_its_worker_has_its_fill() {
+    let late = |answer| match answer {
+        Err(NoPath::Held { late, .. }) => Some(late),
+        _ => None,
+    };
+    let mut brain = busy(settings());
+    assert_eq!(late(ask(&mut brain, slo(5_000), Duration::ZERO, NOW)), Some(false));
+    assert_eq!(late(ask(&mut brain, slo(500), Duration::ZERO, NOW)), Some(true));
+    // Two steps of 8192 tokens take some 0.8 s.
+    assert_eq!(late(ask(&mut brain, slo(5_000), Duration::ZERO, after(2.0))), None);
+    let off = Admission { hold_busy: false, ..Admission::default() };
+    let mut brain = busy(Settings { admission: off, ..settings() });
+    assert_eq!(late(ask(&mut brain, slo(5_000), Duration::ZERO, NOW)), None);
+    assert_eq!(late(ask(&mut brain, slo(500), Duration::ZERO, NOW)), Some(true));
 }
 
 #[test]
@@ -103,7 +125,7 @@ fn who_may_not_wait_and_who_has_been_tried_is_sent_at_once() {
 
 #[test]
 fn what_has_no_objective_does_not_pass_those_that_wait() {
-    let mut brain = busy(settings());
+    let mut brain = busy_with(settings(), 10_000);
     let tries = fresh();
     let ask = Ask { wait: Wait::InLine, ..Ask::new(4_000, &[], &tries) };
     assert!(waits(brain.decide(&ask, NOW)).is_some());
@@ -115,10 +137,10 @@ fn what_has_no_objective_does_not_pass_those_that_wait() {
 
 #[test]
 fn the_record_says_who_would_wait() {
-    let brain = busy(settings());
+    let brain = busy_with(settings(), 10_000);
     let tries = fresh();
     let with = |ttft_ms| Ask { slo: slo(ttft_ms), ..Ask::new(4_000, &[], &tries) };
-    assert!(brain.explain(&with(500), NOW).unwrap().waits);
+    assert!(brain.explain(&with(300), NOW).unwrap().waits);
     assert!(!brain.explain(&with(5_000), NOW).unwrap().waits);
 }
 
@@ -191,9 +213,11 @@ fn nobody_waits_for_busy_workers_where_that_is_off_or_may_not_be() {
 }
 
 #[test]
-fn what_is_predicted_to_be_in_time_passes_those_that_wait_for_busy_workers() {
-    let admission = Admission { prefill_queue: Queue::Tokens(1_000), ..QUEUE };
-    let mut brain = busy(Settings { admission, ..settings() });
-    assert!(waits(asks(&mut brain, 100, Wait::IfNeeded)).is_some());
-    assert_eq!(waits(ask(&mut brain, slo(5_000), Duration::ZERO, NOW)), None);
+fn what_is_in_time_passes_late_ones_alone() {
+    let tries = fresh();
+    let in_time = |wait| Ask { slo: slo(5_000), wait, ..Ask::new(4_000, &[], &tries) };
+    for (wait, goes) in [(Wait::BehindLate, true), (Wait::Behind, false), (Wait::InLine, true)] {
+        let mut idle = brain(settings(), &[unified()]);
+        assert_eq!(idle.decide(&in_time(wait), NOW).is_ok(), goes, "{wait:?}");
+    }
 }
