@@ -106,7 +106,9 @@ async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn who_waits_longer_than_a_request_may_take_is_told_so() {
-    let over = json!({"timeouts": {"request": "6s"}});
+    // What is in time is sent, however much is before it.
+    let admission = json!({"hold_busy": false});
+    let over = json!({"timeouts": {"request": "6s"}, "routing": {"admission": admission}});
     let fleet = Fleet::with(engine(0.002), config(0.002, &over)).await;
     let (mut long, mut late) = one_waits(&fleet, 0).await;
     // When the first one's time is over, there is still this one.

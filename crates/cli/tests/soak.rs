@@ -1,5 +1,7 @@
-//! Hours in minutes: load, workers killed and started again, events lost, repeated, swapped and not
-//! replayed; then the index is what the engines hold, nothing is booked, and memory has stayed flat.
+//! Hours in minutes: load, slow clients and such as leave, workers killed, removed, failing, hanging and
+//! started again, events lost, repeated, swapped and not replayed. Every reply is what an engine alone
+//! would have said, or says that it is not; then the index is what the engines hold, nothing is booked,
+//! and memory and descriptors have stayed flat.
 //!
 //! `bash tests/soak/run [seconds]` runs it; it prints a line of figures every few seconds.
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "it is all test")]
@@ -7,21 +9,25 @@
 mod cache;
 mod support;
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cache::{Cache, candidates};
-use pointsman_sim::mock::{EngineConfig, EventFaults, Faults, KvEvents};
+use pointsman_sim::mock::{Action, Cut, EngineConfig, EventFaults, Faults, KvEvents, Leg};
 use serde_json::{Value, json};
-use support::fleet::{completion, configuration};
-use support::{Fleet, Request, Router, Spec, decode, prefill, wait_until_within};
+use support::fleet::{completion, configuration, rule};
+use support::{Body, Fleet, Request, Router, Spec, decode, prefill, wait_until_within};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep, timeout};
 
 /// How long it runs where nobody says.
 const USUAL_SECONDS: &str = "30";
+
+/// Tokens of a reply.
+const TOKENS: u32 = 8;
 
 /// Requests under way at any time.
 const CLIENTS: u64 = 12;
@@ -48,8 +54,9 @@ const BUFFER_STEPS: usize = 10_000_000;
 /// How long the index may take to be that of the engines once nothing fails any more.
 const SETTLING: Duration = Duration::from_secs(180);
 
-/// Memory may grow by so much after the first third.
+/// Memory and descriptors may grow by so much after the first third.
 const GROWTH_KIB: u64 = 12 * 1024;
+const GROWTH_DESCRIPTORS: u64 = 40;
 
 const WORKERS: [&str; 4] = ["p0", "p1", "d0", "d1"];
 
@@ -72,23 +79,105 @@ fn prompt(conversation: u64, turn: u64) -> Vec<u32> {
 }
 
 /// What clients see.
-#[derive(Default)]
 struct Seen {
     stop: AtomicBool,
+    /// Whole, and what an engine alone would have said.
     answered: AtomicU64,
-    failed: AtomicU64,
+    /// Refused or broken off, in the words of an error.
+    told: AtomicU64,
+    /// Left by the client.
+    left: AtomicU64,
+    /// Anything else, in words.
+    wrong: Mutex<Vec<String>>,
+    /// An engine by itself, and what it has said.
+    alone: SocketAddr,
+    texts: Mutex<HashMap<(u64, u64), String>>,
+}
+
+impl Seen {
+    fn new(alone: SocketAddr) -> Seen {
+        Seen {
+            stop: AtomicBool::default(),
+            answered: AtomicU64::default(),
+            told: AtomicU64::default(),
+            left: AtomicU64::default(),
+            wrong: Mutex::default(),
+            alone,
+            texts: Mutex::default(),
+        }
+    }
+
+    fn wrong(&self) -> MutexGuard<'_, Vec<String>> {
+        self.wrong.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn texts(&self) -> MutexGuard<'_, HashMap<(u64, u64), String>> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn expected(&self, conversation: u64, turn: u64) -> String {
+        if let Some(text) = self.texts().get(&(conversation, turn)) {
+            return text.clone();
+        }
+        let whole = Request::completion(&completion(&prompt(conversation, turn), TOKENS, false));
+        let (_, json) = whole.json(self.alone).await;
+        let text = json["choices"][0]["text"].as_str().expect("a reply with text").to_owned();
+        self.texts().insert((conversation, turn), text.clone());
+        text
+    }
+
+    /// Looks at a reply, whatever became of the request.
+    fn judge(&self, status: u16, stream: bool, body: &Body, expected: &str) {
+        let count = |of: &AtomicU64| {
+            of.fetch_add(1, Ordering::Relaxed);
+        };
+        let wrong = match (status, stream) {
+            _ if body.cut => Some("cut without a word"),
+            (200, true) if body.is_done() => (body.content() != expected).then_some("another text"),
+            (200, true) => {
+                count(&self.told);
+                let chunks = body.chunks();
+                let told = chunks.last().is_some_and(|last| !last["error"].is_null());
+                let begun = expected.starts_with(&body.content());
+                return match (told, begun) {
+                    (true, true) => {}
+                    _ => self.wrong().push(format!("an end that is none, or other text: {body:?}")),
+                };
+            }
+            (200, false) => {
+                (body.json()["choices"][0]["text"] != expected).then_some("another text")
+            }
+            (429 | 500.., _) if !body.error().is_empty() => return count(&self.told),
+            _ => Some("a status that fits nothing"),
+        };
+        match wrong {
+            None => count(&self.answered),
+            Some(what) => self.wrong().push(format!("{what}: {status} {body:?}, not {expected:?}")),
+        }
+    }
 }
 
 async fn client(to: SocketAddr, number: u64, seen: Arc<Seen>) {
     let mut numbers = Numbers(1000 + number);
     while !seen.stop.load(Ordering::Relaxed) {
-        let prompt = prompt(numbers.below(CONVERSATIONS), numbers.below(TURNS));
-        let request = Request::completion(&completion(&prompt, 8, numbers.below(2) == 0));
-        let mut exchange = request.open(to).await;
+        let (conversation, turn) = (numbers.below(CONVERSATIONS), numbers.below(TURNS));
+        let expected = seen.expected(conversation, turn).await;
+        let stream = numbers.below(2) == 0;
+        let body = completion(&prompt(conversation, turn), TOKENS, stream);
+        let request = Request::completion(&body);
+        let narrow = numbers.below(8) == 0;
+        let mut exchange =
+            if narrow { request.open_narrow(to).await } else { request.open(to).await };
+        if numbers.below(16) == 0 {
+            sleep(Duration::from_millis(numbers.below(60))).await;
+            seen.left.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
         let head = exchange.head_within(Duration::from_secs(60)).await;
-        let whole = head.status == 200 && !exchange.rest().await.cut;
-        let count = if whole { &seen.answered } else { &seen.failed };
-        count.fetch_add(1, Ordering::Relaxed);
+        if narrow {
+            sleep(CLIENT_PAUSE).await;
+        }
+        seen.judge(head.status, stream, &exchange.rest().await, &expected);
         sleep(CLIENT_PAUSE).await;
     }
 }
@@ -106,6 +195,7 @@ async fn fleet() -> Fleet {
         "routing": {"eff_isl_threshold": 256},
         "admin": {"index_snapshot": true},
         "log": {"filter": "warn"},
+        "timeouts": {"prefill": "2s", "first_byte": "2s", "stream_idle": "2s"},
     });
     Fleet::with(specs, config).await
 }
@@ -115,7 +205,10 @@ async fn mishap(fleet: &mut Fleet, numbers: &mut Numbers) -> String {
     let name = WORKERS[usize::try_from(numbers.below(4)).expect("it is small")];
     let events = |events| Faults { events, ..Faults::default() };
     let usual = EventFaults::default();
-    let (what, faults) = match numbers.below(8) {
+    let on = |leg, action| rule(leg, action);
+    let cut = |after_tokens| Action::CutMidStream { after_tokens, cut: Cut::default() };
+    let legs = if name.starts_with('p') { Leg::Prefill } else { Leg::Any };
+    let (what, faults) = match numbers.below(15) {
         0 => ("restarts its publisher", Faults { restart_publisher: true, ..Faults::default() }),
         1 => ("loses a third", events(EventFaults { drop_probability: 0.33, ..usual })),
         2 => ("repeats", events(EventFaults { duplicate_next: 20, ..usual })),
@@ -128,7 +221,17 @@ async fn mishap(fleet: &mut Fleet, numbers: &mut Numbers) -> String {
             "loses, and replays little",
             events(EventFaults { drop_next: 5, replay_limit: Some(2), ..usual }),
         ),
-        6 => {
+        6 => ("answers 500", on(legs, Action::Status { status: 500, body: None })),
+        7 => ("is overloaded", on(legs, Action::Status { status: 429, body: None })),
+        8 => ("resets", on(legs, Action::Refuse)),
+        9 => ("hangs", on(legs, Action::HangBeforeHeaders)),
+        10 => ("cuts streams", on(legs, cut(3))),
+        11 => ("loses its KV", on(Leg::Prefill, Action::ExpiredKv)),
+        12 => {
+            fleet.router.signal("HUP");
+            return "the router reads its certificates again".to_owned();
+        }
+        13 => {
             fleet.remove(name).await;
             sleep(MISHAP_PAUSE / 3).await;
             fleet.add(name).await;
@@ -148,6 +251,12 @@ async fn mishap(fleet: &mut Fleet, numbers: &mut Numbers) -> String {
     format!("{name} {what}")
 }
 
+/// Open descriptors of a process.
+fn descriptors(router: &Router) -> u64 {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", router.pid()));
+    open.expect("the router runs").count() as u64
+}
+
 /// Memory of a process, in KiB.
 fn resident_kib(router: &Router) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", router.pid()));
@@ -156,16 +265,20 @@ fn resident_kib(router: &Router) -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
-async fn print_figures(fleet: &Fleet, seen: &Seen, since: Instant, what: &str) -> u64 {
+async fn print_figures(fleet: &Fleet, seen: &Seen, since: Instant, what: &str) -> [u64; 2] {
     let (resident, metrics) = (resident_kib(&fleet.router), fleet.router.metrics().await);
+    let open = descriptors(&fleet.router);
     let events = |kind| metrics.count("pointsman_kv_events_total", &[("kind", kind)]);
     println!(
-        "{:>4} s  rss {resident} KiB  index {} blocks  answered {}  failed {}  booked {}  \
+        "{:>4} s  rss {resident} KiB  open {open}  index {} blocks  answered {}  told {}  left {}  \
+         wrong {}  booked {}  \
          replays {}  restarts {}  losses {}  gaps {}  dropped {}  repeated {}  | {what}",
         since.elapsed().as_secs(),
         metrics.count("pointsman_index_blocks", &[]),
         seen.answered.load(Ordering::Relaxed),
-        seen.failed.load(Ordering::Relaxed),
+        seen.told.load(Ordering::Relaxed),
+        seen.left.load(Ordering::Relaxed),
+        seen.wrong().len(),
         metrics.count("pointsman_live_bookings", &[]),
         events("replay"),
         events("restart"),
@@ -174,7 +287,7 @@ async fn print_figures(fleet: &Fleet, seen: &Seen, since: Instant, what: &str) -
         events("dropped"),
         events("repeated"),
     );
-    resident
+    [resident, open]
 }
 
 /// What a router believes of these prompts is what the engines hold; how many tokens that are.
@@ -231,7 +344,8 @@ async fn under_load_and_mishaps_the_index_stays_true_and_memory_flat() {
     let seconds = option_env!("SOAK_SECONDS").unwrap_or(USUAL_SECONDS);
     let end = Duration::from_secs(seconds.parse().expect("SOAK_SECONDS is a number"));
     let mut fleet = fleet().await;
-    let (seen, since) = (Arc::new(Seen::default()), Instant::now());
+    let alone = fleet.alone().await;
+    let (seen, since) = (Arc::new(Seen::new(alone.mock.addr())), Instant::now());
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
         clients.spawn(client(fleet.addr(), number, Arc::clone(&seen)));
@@ -258,15 +372,23 @@ async fn under_load_and_mishaps_the_index_stays_true_and_memory_flat() {
     fleet.assert_nothing_leaks().await;
     print_figures(&fleet, &seen, since, "at the end").await;
     assert_a_second_router_takes_it_over(&fleet).await;
-    let (answered, failed) =
-        (seen.answered.load(Ordering::Relaxed), seen.failed.load(Ordering::Relaxed));
-    assert!(failed * 100 <= answered, "{failed} failed, {answered} were answered");
-    let third = readings.len() / 3;
-    let (early, late) = readings.split_at(third.max(1));
-    let (early, late) = (early.iter().max(), late.iter().max());
-    println!("rss: at most {early:?} KiB in the first third, {late:?} KiB after it");
+    assert!(!fleet.router.log().contains("panicked"), "a task panicked");
+    assert_eq!(*seen.wrong(), Vec::<String>::new(), "wrong replies");
+    let (answered, told) =
+        (seen.answered.load(Ordering::Relaxed), seen.told.load(Ordering::Relaxed));
+    assert!(told * 20 <= answered, "{told} were not served, {answered} were");
+    assert_flat(&readings, "KiB of memory", 0, GROWTH_KIB);
+    assert_flat(&readings, "descriptors", 1, GROWTH_DESCRIPTORS);
+}
+
+/// What was read grew by no more than so much after the first third.
+fn assert_flat(readings: &[[u64; 2]], what: &str, which: usize, growth: u64) {
+    let (early, late) = readings.split_at((readings.len() / 3).max(1));
+    let most = |of: &[[u64; 2]]| of.iter().map(|reading| reading[which]).max();
+    let (early, late) = (most(early), most(late));
+    println!("{what}: at most {early:?} in the first third, {late:?} after it");
     if let (Some(early), Some(late)) = (early, late) {
-        assert!(*late <= early + GROWTH_KIB, "memory grew from {early} to {late} KiB");
+        assert!(late <= early + growth, "from {early} to {late} {what}");
     }
 }
 

@@ -147,6 +147,12 @@ impl Hold {
         }
     }
 
+    /// How long all that wait will take, at the pace of the line.
+    pub(crate) fn retry_after(&self) -> Duration {
+        let state = self.lock();
+        state.drain.retry_after(state.line.len())
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -265,14 +271,6 @@ impl Waiting<'_> {
     }
 }
 
-impl Hold {
-    /// What one who finds the line full is told.
-    pub(crate) fn retry_after(&self) -> Duration {
-        let state = self.lock();
-        state.drain.retry_after(state.line.len())
-    }
-}
-
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut state = self.hold.lock();
@@ -284,5 +282,112 @@ impl Drop for Waiting<'_> {
             // Another one is among the first.
             state.begin_round();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn claim(priority: i8) -> Claim {
+        Claim { priority, tokens: 10, ..Claim::default() }
+    }
+
+    /// Whether it is this one's turn.
+    fn has_turn(waiting: &Waiting<'_>) -> Option<Result<(), Away>> {
+        let turn = pin!(waiting.turn(Duration::MAX));
+        match turn.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn one_asks_at_a_time_and_the_next_one_after_it() {
+        let hold = Hold::new(8);
+        let mut a = hold.join(claim(0)).unwrap();
+        let b = hold.join(claim(0)).unwrap();
+        assert_eq!((has_turn(&a), has_turn(&b)), (Some(Ok(())), None));
+        a.waits_on(false);
+        assert_eq!((has_turn(&a), has_turn(&b)), (None, Some(Ok(()))));
+        // What is released meanwhile begins another round.
+        hold.released();
+        assert_eq!(has_turn(&a), None);
+        b.served();
+        assert_eq!((has_turn(&a), hold.held()), (Some(Ok(())), 1));
+    }
+
+    #[tokio::test]
+    async fn who_leaves_passes_the_turn_on() {
+        let hold = Hold::new(8);
+        let a = hold.join(claim(0)).unwrap();
+        let b = hold.join(claim(0)).unwrap();
+        drop(a);
+        assert_eq!((has_turn(&b), hold.held()), (Some(Ok(())), 1));
+        drop(b);
+        hold.released();
+        assert_eq!(hold.held(), 0);
+    }
+
+    #[tokio::test]
+    async fn who_has_become_late_is_asked_after_those_that_have_not() {
+        let hold = Hold::new(8);
+        let mut a = hold.join(claim(0)).unwrap();
+        let mut b = hold.join(claim(0)).unwrap();
+        assert_eq!(hold.ahead(), Wait::Behind);
+        assert_eq!(has_turn(&a), Some(Ok(())));
+        a.waits_on(true);
+        assert_eq!(has_turn(&b), Some(Ok(())));
+        b.waits_on(true);
+        assert_eq!(hold.ahead(), Wait::BehindLate);
+        hold.released();
+        assert_eq!((has_turn(&a), has_turn(&b)), (Some(Ok(())), None));
+        a.waits_on(true);
+        assert_eq!(has_turn(&b), Some(Ok(())));
+    }
+
+    #[tokio::test]
+    async fn a_full_line_and_a_closed_one_take_nobody() {
+        let hold = Hold::new(1);
+        let a = hold.join(claim(0)).unwrap();
+        assert!(matches!(hold.join(claim(0)), Err(Away::Full(_))));
+        let b = hold.join(claim(1)).unwrap();
+        assert!(matches!(has_turn(&a), Some(Err(Away::Full(_)))));
+        drop(a);
+        assert_eq!((has_turn(&b), hold.held()), (Some(Ok(())), 1));
+        hold.close();
+        assert_eq!(has_turn(&b), Some(Err(Away::Closed)));
+        assert!(matches!(hold.join(claim(0)), Err(Away::Closed)));
+    }
+
+    /// Ten threads that ask, wait on, are served or leave as it comes, and things that are released:
+    /// whoever is left is asked in the end.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_turn_is_ever_lost() {
+        let hold = Arc::new(Hold::new(64));
+        let mut all = tokio::task::JoinSet::new();
+        for number in 0..10_u32 {
+            let hold = Arc::clone(&hold);
+            all.spawn(async move {
+                for step in 0..200_u32 {
+                    let mut waiting = hold.join(claim(0)).unwrap();
+                    for again in 0..=(number + step) % 3 {
+                        waiting.turn(Duration::from_secs(3600)).await.unwrap();
+                        if again < (number + step) % 3 {
+                            waiting.waits_on(step % 5 == 0);
+                            hold.released();
+                        }
+                    }
+                    if step % 7 == 0 { drop(waiting) } else { waiting.served() }
+                }
+            });
+        }
+        let all = tokio::time::timeout(Duration::from_secs(60), all.join_all());
+        all.await.expect("nobody is forgotten");
+        assert_eq!(hold.held(), 0);
     }
 }

@@ -277,13 +277,18 @@ impl Fleet {
         self.requests(name).iter().map(|request| request["json"].clone()).collect()
     }
 
-    /// What an engine of this kind says to a request by itself, nothing being wrong.
-    pub async fn expected(&self, request: &Request) -> Value {
+    /// An engine of this kind by itself.
+    pub async fn alone(&self) -> Engine {
         let dialect = self.engines.first().map(|engine| engine.config.dialect);
         let alone = unified("alone").engine(|engine| {
             engine.dialect = dialect.unwrap_or(engine.dialect);
         });
-        let engine = alone.start(1000).await;
+        alone.start(1000).await
+    }
+
+    /// What such an engine says to a request, nothing being wrong.
+    pub async fn expected(&self, request: &Request) -> Value {
+        let engine = self.alone().await;
         let (head, json) = request.json(engine.mock.addr()).await;
         assert_eq!(head.status, 200, "{json}");
         engine.mock.stop().await;
