@@ -205,8 +205,10 @@ async fn another_prefill_worker_goes_before_the_local_path() {
     let (head, reply) = asked.json(fleet.addr()).await;
     assert_eq!((head.path(), head.reason()), ("remote", "retry_prefill"), "{reply}");
     fleet.assert_as_alone(&asked, &reply).await;
-    let transfers = params(&fleet, "d0");
-    assert_ne!(transfers[0]["transfer_id"], transfers[1]["transfer_id"]);
+    let [first, second] = ["p0", "p1"].map(|name| params(&fleet, name)[0]["transfer_id"].clone());
+    assert_ne!(first, second);
+    let last = params(&fleet, "d0").pop().expect("a decode leg");
+    assert_eq!(last["transfer_id"], second);
     fleet.assert_nothing_leaks().await;
 }
 

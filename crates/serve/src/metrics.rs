@@ -118,30 +118,7 @@ impl Metrics {
     pub(crate) fn new() -> Metrics {
         let mut registry = Registry::with_prefix("pointsman");
         let r = &mut registry;
-        let workers = WorkerGauges {
-            up: gauge(r, "worker_up", "Whether the worker may be asked"),
-            active_requests: gauge(r, "worker_active_requests", "Requests booked on the worker"),
-            reserved_prefill_tokens: gauge(
-                r,
-                "reserved_prefill_tokens",
-                "Prompt tokens booked on the worker and not yet computed",
-            ),
-            reserved_kv_blocks: gauge(r, "reserved_kv_blocks", "KV blocks booked on the worker"),
-            kv_usage: float(
-                r,
-                "worker_kv_usage_ratio",
-                "Share of KV blocks in use, as the worker last reported",
-            ),
-            index_blocks: gauge(r, "index_blocks", "KV blocks known to be on the worker"),
-            index_stale: gauge(
-                r,
-                "index_stale",
-                "1 while the worker's KV events have a gap that could not be filled",
-            ),
-            live_bookings: gauge(r, "live_bookings", "Requests booked in the ledger"),
-            held: gauge(r, "held_requests", "Requests that wait in the router"),
-            token_cache_bytes: gauge(r, "token_cache_bytes", "Memory of tokens of known prefixes"),
-        };
+        let workers = WorkerGauges::new(r);
         let effective_isl_tokens = tokens();
         r.register(
             "effective_isl_tokens",
@@ -230,6 +207,33 @@ impl Metrics {
 }
 
 impl WorkerGauges {
+    fn new(r: &mut Registry) -> WorkerGauges {
+        WorkerGauges {
+            up: gauge(r, "worker_up", "Whether the worker may be asked"),
+            active_requests: gauge(r, "worker_active_requests", "Requests booked on the worker"),
+            reserved_prefill_tokens: gauge(
+                r,
+                "reserved_prefill_tokens",
+                "Prompt tokens booked on the worker and not yet computed",
+            ),
+            reserved_kv_blocks: gauge(r, "reserved_kv_blocks", "KV blocks booked on the worker"),
+            kv_usage: float(
+                r,
+                "worker_kv_usage_ratio",
+                "Share of KV blocks in use, as the worker last reported",
+            ),
+            index_blocks: gauge(r, "index_blocks", "KV blocks known to be on the worker"),
+            index_stale: gauge(
+                r,
+                "index_stale",
+                "1 while the worker's KV events have a gap that could not be filled",
+            ),
+            live_bookings: gauge(r, "live_bookings", "Requests booked in the ledger"),
+            held: gauge(r, "held_requests", "Requests that wait in the router"),
+            token_cache_bytes: gauge(r, "token_cache_bytes", "Memory of tokens of known prefixes"),
+        }
+    }
+
     fn set(
         &self,
         workers: impl IntoIterator<Item = WorkerReading>,
