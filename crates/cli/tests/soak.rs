@@ -205,10 +205,9 @@ async fn mishap(fleet: &mut Fleet, numbers: &mut Numbers) -> String {
     let name = WORKERS[usize::try_from(numbers.below(4)).expect("it is small")];
     let events = |events| Faults { events, ..Faults::default() };
     let usual = EventFaults::default();
-    let on = |leg, action| rule(leg, action);
     let cut = |after_tokens| Action::CutMidStream { after_tokens, cut: Cut::default() };
     let legs = if name.starts_with('p') { Leg::Prefill } else { Leg::Any };
-    let (what, faults) = match numbers.below(15) {
+    let (what, faults) = match numbers.below(14) {
         0 => ("restarts its publisher", Faults { restart_publisher: true, ..Faults::default() }),
         1 => ("loses a third", events(EventFaults { drop_probability: 0.33, ..usual })),
         2 => ("repeats", events(EventFaults { duplicate_next: 20, ..usual })),
@@ -221,17 +220,16 @@ async fn mishap(fleet: &mut Fleet, numbers: &mut Numbers) -> String {
             "loses, and replays little",
             events(EventFaults { drop_next: 5, replay_limit: Some(2), ..usual }),
         ),
-        6 => ("answers 500", on(legs, Action::Status { status: 500, body: None })),
-        7 => ("is overloaded", on(legs, Action::Status { status: 429, body: None })),
-        8 => ("resets", on(legs, Action::Refuse)),
-        9 => ("hangs", on(legs, Action::HangBeforeHeaders)),
-        10 => ("cuts streams", on(legs, cut(3))),
-        11 => ("loses its KV", on(Leg::Prefill, Action::ExpiredKv)),
-        12 => {
+        6 => ("answers 500", rule(legs, Action::Status { status: 500, body: None })),
+        7 => ("is overloaded", rule(legs, Action::Status { status: 429, body: None })),
+        8 => ("resets", rule(legs, Action::Refuse)),
+        9 => ("hangs", rule(legs, Action::HangBeforeHeaders)),
+        10 => ("cuts streams", rule(legs, cut(3))),
+        11 => {
             fleet.router.signal("HUP");
             return "the router reads its certificates again".to_owned();
         }
-        13 => {
+        12 => {
             fleet.remove(name).await;
             sleep(MISHAP_PAUSE / 3).await;
             fleet.add(name).await;
@@ -287,6 +285,15 @@ async fn print_figures(fleet: &Fleet, seen: &Seen, since: Instant, what: &str) -
         events("dropped"),
         events("repeated"),
     );
+    for engine in &fleet.engines {
+        let violations = &engine.mock.stats()["violations"];
+        if *violations != json!([]) {
+            println!("       {} saw what it never should: {violations}", engine.name);
+        }
+    }
+    if let Some(wrong) = seen.wrong().last() {
+        println!("       the latest wrong reply: {wrong}");
+    }
     [resident, open]
 }
 
