@@ -22,8 +22,8 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use pointsman_brain::Cause;
 use rustls::ClientConfig;
 
-use crate::line::{self, Lines};
 use crate::outgoing::Outgoing;
+use crate::reuse::{self, Watching};
 use crate::{overdue, tls};
 
 /// The client of all engines.
@@ -39,7 +39,7 @@ struct Shared {
     troubles: Troubles,
 }
 
-type Pool = Client<Lines<HttpsConnector<HttpConnector>>, Outgoing>;
+type Pool = Client<Watching<HttpsConnector<HttpConnector>>, Outgoing>;
 
 /// How connections are made and kept.
 #[derive(Clone, Copy)]
@@ -113,7 +113,7 @@ impl Making {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(self.idle)
             .pool_max_idle_per_host(self.idle_connections)
-            .build(Lines(connector));
+            .build(Watching(connector));
         Arc::new(client)
     }
 }
@@ -204,7 +204,7 @@ impl Upstream {
         let sent = Instant::now();
         match (pool.request(request).await, again) {
             (Err(error), Some(again))
-                if line::ended_unanswered(&error) && sent.elapsed() < CLOSED_BEFORE =>
+                if reuse::ended_unanswered(&error) && sent.elapsed() < CLOSED_BEFORE =>
             {
                 pool.request(again).await
             }

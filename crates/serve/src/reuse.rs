@@ -19,7 +19,7 @@ use tower_service::Service;
 
 /// What is known of a connection.
 #[derive(Clone, Debug, Default)]
-struct Line(Arc<State>);
+struct Traffic(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -29,7 +29,7 @@ struct State {
     used: AtomicBool,
 }
 
-impl Line {
+impl Traffic {
     fn sending(&self) {
         if self.0.answered.swap(false, Ordering::AcqRel) {
             self.0.used.store(true, Ordering::Release);
@@ -46,16 +46,16 @@ pub(crate) fn ended_unanswered(error: &Error) -> bool {
     let Some(connected) = error.connect_info() else { return false };
     let mut extras = Extensions::new();
     connected.get_extras(&mut extras);
-    extras.get::<Line>().is_some_and(|line| {
-        line.0.used.load(Ordering::Acquire) && !line.0.answered.load(Ordering::Acquire)
+    extras.get::<Traffic>().is_some_and(|traffic| {
+        traffic.0.used.load(Ordering::Acquire) && !traffic.0.answered.load(Ordering::Acquire)
     })
 }
 
 /// Makes connections of another connector to such ones.
 #[derive(Clone, Debug)]
-pub(crate) struct Lines<C>(pub(crate) C);
+pub(crate) struct Watching<C>(pub(crate) C);
 
-impl<C> Service<Uri> for Lines<C>
+impl<C> Service<Uri> for Watching<C>
 where
     C: Service<Uri>,
     C::Future: Send + 'static,
@@ -73,7 +73,7 @@ where
         let connecting = self.0.call(to);
         Box::pin(async move {
             let stream = TokioIo::new(connecting.await?);
-            Ok(TokioIo::new(Watched { stream, line: Line::default() }))
+            Ok(TokioIo::new(Watched { stream, traffic: Traffic::default() }))
         })
     }
 }
@@ -82,12 +82,12 @@ where
 #[derive(Debug)]
 pub(crate) struct Watched<S> {
     stream: S,
-    line: Line,
+    traffic: Traffic,
 }
 
 impl<S: Connection> Connection for Watched<S> {
     fn connected(&self) -> Connected {
-        self.stream.connected().extra(self.line.clone())
+        self.stream.connected().extra(self.traffic.clone())
     }
 }
 
@@ -100,7 +100,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > before {
-            self.line.received();
+            self.traffic.received();
         }
         read
     }
@@ -112,7 +112,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.line.sending();
+        self.traffic.sending();
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -121,7 +121,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.line.sending();
+        self.traffic.sending();
         Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
     }
 
