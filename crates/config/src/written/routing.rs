@@ -139,8 +139,9 @@ section! {
     /// prompts, and a tenant's own requests go in order.
     Admission {
         /// Requests wait while the worker that would compute them has `prefill_queue` before it, or the
-        /// one that would decode them has no KV block left. Those that the policy `predicted` finds in
-        /// time for their `ttft_ms` go at once, unless its `hold_late` is off.
+        /// one that would decode them has no KV block left. Under the policy `predicted`, unless its
+        /// `hold_late` is off, those with a `ttft_ms` wait while their worker has more than two steps of
+        /// prompts before it.
         hold_busy: bool = brain::Admission::default().hold_busy;
         /// Prompt tokens sent to a worker and not yet computed, from which on it is busy.
         prefill_queue: PrefillQueue = PrefillQueue::default();
