@@ -105,8 +105,8 @@ async fn a_higher_priority_is_served_first_and_equals_in_order() {
 
 #[tokio::test]
 async fn a_flood_of_one_tenant_does_not_delay_another() {
-    let (flood, quiet): (&[(&str, &str)], &[(&str, &str)]) =
-        (&[("x-tenant", "flood")], &[("x-tenant", "quiet")]);
+    let flood: &[(&str, &str)] = &[("x-tenant", "flood")];
+    let quiet: &[(&str, &str)] = &[("x-tenant", "quiet")];
     let config = one_at_a_time(json!({"tenant_header": "x-tenant"}));
     let (fleet, all) = line(config, &[flood, flood, flood, flood, quiet, quiet]).await;
     assert_eq!(order(&fleet, all).await, [1, 2, 6, 3, 7, 4, 5]);
