@@ -195,7 +195,8 @@ async fn fleet() -> Fleet {
         "routing": {"eff_isl_threshold": 256},
         "admin": {"index_snapshot": true},
         "log": {"filter": "warn"},
-        "timeouts": {"prefill": "2s", "first_byte": "2s", "stream_idle": "2s"},
+        // What hangs and is no stream is known to hang by this alone.
+        "timeouts": {"prefill": "2s", "first_byte": "2s", "stream_idle": "2s", "request": "20s"},
     });
     Fleet::with(specs, config).await
 }
