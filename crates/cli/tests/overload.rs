@@ -119,14 +119,14 @@ async fn a_key_names_its_tenant_and_bounds_its_priority() {
     // Of the keys `a` and `b`.
     let a = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb";
     let b = "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d";
-    let mut config = one_at_a_time(json!({}));
+    let mut config = one_at_a_time(json!({"tenant_header": "x-tenant"}));
     support::merge(&mut config, json!({"auth": {"keys": [key("a", a, 0), key("b", b, 3)]}}));
     let fleet = Fleet::with([stuck(unified("u0"))], config).await;
     let (a, b) = (("authorization", "Bearer a"), ("authorization", "Bearer b"));
     let mut all = vec![ask(&fleet, 1, &[a]).await];
     sent(&fleet, "u0", 1).await;
-    let high = ("x-pointsman-priority", "100");
-    let waiting: [&[(&str, &str)]; 5] = [&[a], &[a], &[a, high], &[b], &[b, high]];
+    let (high, made_up) = (("x-pointsman-priority", "100"), ("x-tenant", "another"));
+    let waiting: [&[(&str, &str)]; 5] = [&[a], &[a, made_up], &[a, high], &[b], &[b, high]];
     for (seed, headers) in (2..).zip(waiting) {
         all.push(ask(&fleet, seed, headers).await);
         held(&fleet, u64::from(seed) - 1).await;

@@ -125,7 +125,7 @@ pub struct Model {
     pub routing: pointsman_brain::Settings,
     /// What names a session; `Off` where `routing.session_affinity` is false.
     pub session: Session,
-    /// The header that names a request's tenant; `None` = its API key does.
+    /// The header that names a request's tenant where it has no API key.
     pub tenant: Option<http::HeaderName>,
     /// The workers in the order written.
     pub workers: Vec<Worker>,

@@ -151,8 +151,8 @@ section! {
         /// How long a request waits at most; then it gets 503 with `Retry-After`. Its own
         /// `x-pointsman-deadline-ms` can make it less.
         max_wait: Span = Span(brain::Admission::default().max_wait), min "1ms", max "1d";
-        /// Header that names the tenant, such as `x-tenant`. Without it the name of the API key does;
-        /// requests with neither are one tenant.
+        /// Header that names the tenant where clients have no API keys, such as `x-tenant`; where they
+        /// have, the key does. Requests with neither are one tenant.
         tenant_header: Option<String> = None;
     }
 }

@@ -36,9 +36,9 @@ impl Turn {
     ) -> Result<Turn, Refusal> {
         let asked = priority(head)?;
         let priority = client.map_or(asked, |client| asked.min(client.max_priority()));
-        let named = group.settings.tenant.as_ref().and_then(|name| head.get(name));
-        let tenant = named.map(http::HeaderValue::as_bytes).map(hash);
-        let tenant = tenant.or_else(|| client.map(|client| hash(client.name().as_bytes())));
+        let named = || head.get(group.settings.tenant.as_ref()?).map(http::HeaderValue::as_bytes);
+        // Who has a key cannot make up tenants beside it.
+        let tenant = client.map(|client| client.name().as_bytes()).or_else(named).map(hash);
         let claim = Claim { late: false, priority, tenant, tokens: isl_tokens };
         let deadline = headers::millis(head, &[headers::DEADLINE.as_str()])?;
         Ok(Turn { claim, deadline: deadline.filter(|deadline| !deadline.is_zero()) })
