@@ -101,12 +101,15 @@ pub(crate) fn queue_is_full(queue: Queue, worker: &Worker, load: &Load) -> bool 
     let most = match queue {
         Queue::Off => return false,
         Queue::Tokens(tokens) => f64::from(tokens),
-        Queue::Chunks(chunks) => {
-            let chunk = worker.spec.max_num_batched_tokens.unwrap_or(DEFAULT_CHUNK_TOKENS);
-            chunks.get() * f64::from(chunk)
-        }
+        Queue::Chunks(chunks) => in_tokens(chunks, worker),
     };
     load.prefill_tokens > 0 && load.prefill_tokens as f64 >= most
+}
+
+/// So many chunks of a worker; of the usual size where it has not told its own.
+fn in_tokens(chunks: Factor, worker: &Worker) -> f64 {
+    let chunk = worker.spec.max_num_batched_tokens.unwrap_or(DEFAULT_CHUNK_TOKENS);
+    chunks.get() * f64::from(chunk)
 }
 
 /// KV blocks in use: the larger of the router's own count and what the engine has reported lately.
@@ -145,11 +148,10 @@ fn check_budget(
         Budget::Off | Budget::ByPolicy => return,
         Budget::Tokens(tokens) => f64::from(tokens),
         Budget::Chunks(chunks) => {
-            let chunk = worker.spec.max_num_batched_tokens.unwrap_or_else(|| {
+            if worker.spec.max_num_batched_tokens.is_none() {
                 checked.fallbacks.insert(Signal::Chunk);
-                DEFAULT_CHUNK_TOKENS
-            });
-            chunks.get() * f64::from(chunk)
+            }
+            in_tokens(chunks, worker)
         }
     };
     if (load.prefill_tokens + u64::from(prefill_tokens)) as f64 > budget {

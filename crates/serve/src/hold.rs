@@ -142,6 +142,8 @@ impl Hold {
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
+        // Nobody passes a turn on over what is said here.
+        state.round = None;
         for (_, waiter) in state.line.heads(usize::MAX) {
             waiter.tell(Told::Closed);
         }
@@ -164,6 +166,9 @@ impl State {
     }
 
     fn begin_round(&mut self) {
+        if self.closed {
+            return;
+        }
         if self.round.is_some() {
             self.again = true;
         } else if let Some((at, waiter)) = self.line.heads(1).next() {
@@ -362,6 +367,19 @@ mod tests {
         hold.close();
         assert_eq!(has_turn(&b), Some(Err(Away::Closed)));
         assert!(matches!(hold.join(claim(0)), Err(Away::Closed)));
+    }
+
+    #[tokio::test]
+    async fn who_has_the_turn_when_the_line_is_closed_passes_it_to_nobody() {
+        let hold = Hold::new(8);
+        let mut a = hold.join(claim(0)).unwrap();
+        let b = hold.join(claim(0)).unwrap();
+        assert_eq!(has_turn(&a), Some(Ok(())));
+        hold.close();
+        a.waits_on(false);
+        hold.released();
+        assert_eq!(has_turn(&a), Some(Err(Away::Closed)));
+        assert_eq!(has_turn(&b), Some(Err(Away::Closed)));
     }
 
     /// Ten threads that ask, wait on, are served or leave as it comes, and things that are released:
