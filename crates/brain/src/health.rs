@@ -72,7 +72,7 @@ impl Cause {
     fn meaning(self) -> Meaning {
         match self {
             Cause::Status(400..=499) | Cause::Overload(_) => Meaning::Alive,
-            Cause::Expired | Cause::KvLoad => Meaning::Nothing,
+            Cause::Descriptors | Cause::Expired | Cause::KvLoad => Meaning::Nothing,
             Cause::Connect | Cause::Timeout | Cause::Cut | Cause::Protocol | Cause::Status(_) => {
                 Meaning::Broken
             }

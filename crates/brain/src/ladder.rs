@@ -37,6 +37,8 @@ impl Leg {
 pub enum Cause {
     /// No connection.
     Connect,
+    /// The router itself has no file descriptors left for a connection.
+    Descriptors,
     /// No answer in time.
     Timeout,
     /// The answer was cut off.
@@ -72,6 +74,7 @@ impl Cause {
     pub const fn as_str(self) -> &'static str {
         match self {
             Cause::Connect => "connect",
+            Cause::Descriptors => "descriptors",
             Cause::Timeout => "timeout",
             Cause::Cut => "cut",
             Cause::Protocol => "protocol",
@@ -88,6 +91,9 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cause::Connect => f.write_str("could not be reached"),
+            Cause::Descriptors => f.write_str(
+                "could not be asked: the router has no file descriptors left and needs a higher limit",
+            ),
             Cause::Timeout => f.write_str("did not answer in time"),
             Cause::Cut => f.write_str("cut its answer off"),
             Cause::Protocol => f.write_str("sent an answer that makes no sense"),

@@ -1,9 +1,12 @@
 //! `pointsman explain`: what a running router would decide for a request, and why.
 
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use pointsman_config::Secret;
+use pointsman_serve::client::{self, Target};
 
 use crate::{output, shutdown};
 
@@ -12,6 +15,15 @@ pub(crate) struct Args {
     /// The router.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     url: String,
+    /// Environment variable that holds a key, where the router asks for one.
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+    /// File that holds a key, where the router asks for one.
+    #[arg(long, value_name = "FILE", conflicts_with = "key_env")]
+    key_file: Option<PathBuf>,
+    /// File with the authorities of the router's certificate, PEM. Default: the public ones.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// File with the body of a chat or completion request; `-` reads standard input.
     request: String,
 }
@@ -24,12 +36,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         std::fs::read(&args.request).with_context(|| format!("{} cannot be read", args.request))?
     };
-    let (status, answer) =
-        shutdown::block_on(async { Ok(pointsman_serve::client::explain(&args.url, body).await?) })?;
+    let to = Target { url: &args.url, key: key(args)?, ca: args.ca.clone() };
+    let (status, answer) = shutdown::block_on(async { Ok(client::explain(to, body).await?) })?;
     let told = match serde_json::from_slice::<serde_json::Value>(&answer) {
         Ok(value) => serde_json::to_string_pretty(&value)?,
         Err(_) => String::from_utf8_lossy(&answer).into_owned(),
     };
     output::result(told + "\n")?;
     Ok(if status == 200 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn key(args: &Args) -> anyhow::Result<Option<Secret>> {
+    let (place, text) = match (&args.key_env, &args.key_file) {
+        (Some(name), _) => {
+            let text = std::env::var(name);
+            (format!("the variable {name}"), text.with_context(|| format!("--key-env {name}"))?)
+        }
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path);
+            (format!("{path:?}"), text.with_context(|| format!("{path:?} cannot be read"))?)
+        }
+        (None, None) => return Ok(None),
+    };
+    Ok(Some(Secret::read(&text).map_err(|problem| anyhow!("{place} {problem}"))?))
 }

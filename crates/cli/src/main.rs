@@ -4,6 +4,7 @@
 
 mod check;
 mod config;
+mod descriptors;
 mod engine;
 mod explain;
 mod key;

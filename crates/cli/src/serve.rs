@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use crate::output::notice;
 use crate::shutdown::Asked;
 use crate::sources::{ConfigArgs, flag};
-use crate::{logging, shutdown};
+use crate::{descriptors, logging, shutdown};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -29,6 +29,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         args.restore_from.as_ref().map(|url| flag("--restore-from", "kv.restore_from", url));
     let loaded = args.sources.load(port.into_iter().chain(address).chain(restore).collect())?;
     logging::start(&loaded.settings.log, &loaded.notices)?;
+    descriptors::take_all();
     shutdown::block_on(async {
         let (mut asked, hangups) = (Asked::listen()?, shutdown::hangups()?);
         let running = pointsman_serve::start(loaded.settings).await?;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::output::notice;
 use crate::shutdown::Asked;
 use crate::sources::{flag, load, set};
-use crate::{logging, shutdown};
+use crate::{descriptors, logging, shutdown};
 
 /// Engines of one role at most: each has sockets and tasks of its own.
 const MAX_ENGINES: u16 = 64;
@@ -57,6 +57,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             overrides: overrides(args)?,
         })?;
         logging::start(&loaded.settings.log, &loaded.notices)?;
+        descriptors::take_all();
         let running = pointsman_serve::start(loaded.settings).await?;
         greet(args, &format!("http://{}", running.addr()), &engines);
         tokio::select! {

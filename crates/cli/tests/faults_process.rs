@@ -7,7 +7,6 @@ mod support;
 
 use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -265,30 +264,77 @@ async fn a_router_that_was_stopped_for_longer_than_its_timeouts_goes_on_where_it
 
 // ---- clocks ----------------------------------------------------------------------------------
 
-/// Where the wall clock may be read: the date in a prompt's template and in a list of models, and how
-/// late an event is, for a metric. It may jump; whatever is decided, is decided by the monotonic one.
-const DATES: [&str; 2] = ["events.rs", "prompt.rs"];
+/// A wall clock that can be set for one process: `LD_PRELOAD`ed, it adds the seconds that a file holds.
+const CLOCK: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
-fn files_with(word: &str, within: &Path, found: &mut Vec<String>) {
-    for entry in std::fs::read_dir(within).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files_with(word, &path, found);
-        } else if std::fs::read_to_string(&path).unwrap().contains(word) {
-            found.push(path.file_name().unwrap().to_string_lossy().into_owned());
-        }
-    }
+int clock_gettime(clockid_t which, struct timespec *at) {
+  int done = syscall(SYS_clock_gettime, which, at);
+  if (done != 0 || which != CLOCK_REALTIME) return done;
+  char text[32] = {0};
+  int file = open(getenv("CLOCK_FILE"), O_RDONLY);
+  if (file >= 0 && read(file, text, sizeof text - 1) > 0) at->tv_sec += atoll(text);
+  if (file >= 0) close(file);
+  return done;
+}
+"#;
+
+/// The year of the last line of the router's log.
+fn logged_year(router: &Router) -> i64 {
+    let log = router.log();
+    log.lines().last().and_then(|line| line.get(..4)).and_then(|year| year.parse().ok()).unwrap()
 }
 
-#[test]
-fn the_wall_clock_decides_nothing() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut found = Vec::new();
-    for name in ["brain", "kv", "serve", "tokens", "wire"] {
-        files_with("SystemTime", &crates.join(name).join("src"), &mut found);
+#[tokio::test]
+async fn a_wall_clock_that_jumps_changes_nothing() {
+    const YEAR: i64 = 365 * 86_400;
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (source, library, file) = (at("clock.c"), at("clock.so"), at("seconds"));
+    std::fs::write(&source, CLOCK).unwrap();
+    let set = |seconds: i64| std::fs::write(&file, seconds.to_string()).unwrap();
+    set(0);
+    // What links a Rust program compiles C too.
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o", &library, &source]).status();
+    assert!(built.unwrap().success());
+    let specs = [prefill("p0"), decode("d0").faults(slow_tokens(30)), unified("u0")];
+    let fleet = Fleet::start(specs).await;
+    let workers: Vec<_> = fleet.engines.iter().map(|engine| engine.worker.clone()).collect();
+    let breaker = json!({"failures": 1, "failed_checks": 1, "open": "1h", "open_max": "1h"});
+    let config = json!({
+        "health": {"interval": "100ms"},
+        "timeouts": {"stream_idle": "5s", "request": "30s"},
+        "routing": {"breaker": breaker},
+        "log": {"filter": "info,pointsman_serve=debug"},
+    });
+    let clock = [format!("LD_PRELOAD={library}"), format!("CLOCK_FILE={file}")];
+    let command = ["env", &clock[0], &clock[1]];
+    let router = Router::start_under(&command, &configuration(&json!(workers), config)).await;
+    let mut seed = 0;
+    for jump in [10 * YEAR, -20 * YEAR, 0] {
+        seed += 2;
+        let asked = completion(&prompt(seed, 200), 20, true);
+        let mut stream = Request::completion(&asked).open(router.addr()).await;
+        let mut body = stream.tokens(2).await;
+        let before = logged_year(&router);
+        set(jump);
+        // Whoever comes then is served as ever.
+        let next = completion(&prompt(seed + 1, 200), 4, false);
+        let (head, whole) = Request::completion(&next).send(router.addr()).await;
+        assert_eq!((head.status, head.path()), (200, "remote"), "{whole:?}");
+        fleet.assert_completed_as_alone(&next, &whole).await;
+        body.bytes.extend(stream.rest().await.bytes);
+        fleet.assert_streamed_as_alone("/v1/completions", &asked, &body).await;
+        let years = (logged_year(&router) - before).abs();
+        assert!(years >= 9, "the clock has not jumped: {years} years");
     }
-    found.sort();
-    assert_eq!(found, DATES);
+    let failures = router.metrics().await.not_zero("pointsman_leg_failures_total");
+    assert_eq!(failures, Vec::<String>::new());
 }
 
 /// What reckons back from the present meets the beginning of time on such a machine.
@@ -327,11 +373,14 @@ fn ticks(pid: u32) -> u64 {
 }
 
 #[tokio::test]
-async fn a_router_without_descriptors_rests_answers_what_it_can_and_recovers() {
+async fn a_router_without_descriptors_rests_answers_what_it_can_blames_nobody_and_recovers() {
     let fleet = Fleet::start([unified("u0")]).await;
     let workers: Vec<_> = fleet.engines.iter().map(|engine| engine.worker.clone()).collect();
-    let breaker = json!({"open": "100ms", "open_max": "100ms"});
-    let config = json!({"health": {"interval": "100ms"}, "routing": {"breaker": breaker}});
+    // A worker that is blamed once is gone for the rest of the test.
+    let breaker = json!({"failures": 1, "failed_checks": 1, "open": "1h", "open_max": "1h"});
+    let health = json!({"interval": "100ms", "timeout": "1s"});
+    let upstream = json!({"max_idle_per_worker": 0});
+    let config = json!({"health": health, "routing": {"breaker": breaker}, "upstream": upstream});
     let tree = configuration(&json!(workers), config);
     let router = Router::start_under(&["prlimit", "--nofile=60:60"], &tree).await;
     let served = async |seed| {
@@ -342,6 +391,8 @@ async fn a_router_without_descriptors_rests_answers_what_it_can_and_recovers() {
     assert_eq!(served(1).await, 200);
     // Each is accepted for as long as there is a descriptor for it; the others wait.
     let mut early = Request::get("/health").begin(router.addr()).await;
+    let asked = completion(&prompt(2, 40), 2, false);
+    let mut refused = Request::completion(&asked).begin(router.addr()).await;
     let mut crowd = Vec::new();
     for _ in 0..100 {
         crowd.push(connect(router.addr()).await.unwrap());
@@ -353,6 +404,11 @@ async fn a_router_without_descriptors_rests_answers_what_it_can_and_recovers() {
     })
     .await;
     assert_eq!(early.head().await.status, 200);
+    refused.send(asked.to_string().as_bytes()).await;
+    assert_eq!(refused.head().await.status, 503);
+    let body = refused.rest().await;
+    let why = "worker `u0` could not be asked: the router has no file descriptors left";
+    assert!(body.text().contains(why), "{body:?}");
     let (before, since) = (ticks(router.pid()), Instant::now());
     tokio::time::sleep(Duration::from_secs(1)).await;
     let (used, seconds) = (ticks(router.pid()) - before, since.elapsed().as_secs_f64());

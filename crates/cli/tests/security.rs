@@ -7,8 +7,8 @@ mod support;
 use pointsman_sim::mock::{Action, Leg};
 use serde_json::{Value, json};
 use support::client::error_message;
-use support::fleet::{MODEL, completion, prompt, rule};
-use support::{Fleet, Head, Request, unified, wait_until};
+use support::fleet::{MODEL, completion, configuration, prompt, rule};
+use support::{Fleet, Head, Request, Router, unified, wait_until};
 
 const KEY: &str = "pk-the-clients-key";
 
@@ -207,6 +207,53 @@ async fn the_administration_wants_its_own_key_and_is_closed_to_clients() {
         let (head, body) = request.json(fleet.addr()).await;
         assert_eq!(head.status, 401);
         assert!(error_message(&body).contains("admin.key_sha256"), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_router_that_asks_for_a_key_is_explained_and_its_index_had_with_it() {
+    let mut over = auth(&json!({}));
+    over["admin"]["index_snapshot"] = json!(true);
+    let fleet = Fleet::with([unified("u0")], over).await;
+    let url = format!("http://{}", fleet.addr());
+    let body = completion(&prompt(1, 20), 2, false).to_string();
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, text: &str| {
+        std::fs::write(dir.path().join(name), text).expect("it is written");
+        dir.path().join(name).to_str().expect("text").to_owned()
+    };
+    let (right, wrong) = (file("right", " root\n"), file("wrong", KEY));
+    let explain = |more: &[&str]| {
+        let args = [&["explain", "--url", &url, "-"], more].concat();
+        command::run(&args, &[("KEY", "root")], &body)
+    };
+    for told in [explain(&["--key-file", &right]), explain(&["--key-env", "KEY"])] {
+        assert_eq!(told.code, Some(0), "{told:?}");
+        assert!(told.out.contains("candidates"), "{told:?}");
+    }
+    for (refused, words) in [
+        (explain(&[]), "a key is wanted here"),
+        (explain(&["--key-file", &wrong]), "not that of"),
+        (explain(&["--key-file", &file("empty", "\n")]), "holds no key"),
+        (explain(&["--key-file", "/nowhere"]), "\"/nowhere\" cannot be read"),
+        (explain(&["--key-env", "OTHER"]), "--key-env OTHER"),
+        (explain(&["--key-env", "KEY", "--key-file", &right]), "cannot be used with"),
+    ] {
+        assert_ne!(refused.code, Some(0), "{refused:?}");
+        let said = refused.out.clone() + &refused.err;
+        assert!(said.contains(words) && !said.contains("root"), "{words}: {refused:?}");
+    }
+    let second = async |kv: Value| {
+        let mut over = json!({"kv": {"restore_from": url}});
+        support::merge(&mut over["kv"], kv);
+        Router::start(&configuration(&json!([fleet.engines[0].worker]), over)).await
+    };
+    let taken = "taken over from another router";
+    let let_in = second(json!({"restore_api_key_file": right})).await;
+    assert!(let_in.log().contains(taken), "{}", let_in.log());
+    for kv in [json!({}), json!({"restore_api_key_file": wrong})] {
+        let kept_out = second(kv).await;
+        assert!(!kept_out.log().contains(taken) && kept_out.log().contains("401"));
     }
 }
 

@@ -166,6 +166,23 @@ async fn handshakes_that_do_not_go_on_are_ended_and_hold_nobody_up() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_is_explained_by_tls_to_who_trusts_its_authority() {
+    let ours = Authority::new();
+    let fleet = served_with(ours.sign("router").tls(), json!({})).await;
+    let url = format!("https://{}", fleet.addr());
+    let body = completion(&prompt(1, 20), 2, false).to_string();
+    let ca = ours.ca();
+    let ca = ca.to_str().expect("text");
+    let told = command::run(&["explain", "--url", &url, "--ca", ca, "-"], &[], &body);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    let told = command::run(&["explain", "--url", &url, "-"], &[], &body);
+    assert_eq!(told.code, Some(1), "{told:?}");
+    assert!(told.err.contains("cannot be reached by TLS"), "{told:?}");
+    let told = command::run(&["explain", "--url", &url, "--ca", "/nowhere", "-"], &[], &body);
+    assert!(told.code == Some(1) && told.err.contains("\"/nowhere\""), "{told:?}");
+}
+
 /// TLS handshakes that may be under way at one listener.
 const HANDSHAKES: usize = 1024;
 

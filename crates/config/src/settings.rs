@@ -421,6 +421,8 @@ pub struct CalibrationFile {
 pub struct Restore {
     /// Its URL.
     pub from: http::Uri,
+    /// What it asks of those that administer it.
+    pub api_key: Option<Secret>,
     /// How long all of it may take.
     pub timeout: Duration,
 }
@@ -462,9 +464,16 @@ pub enum LogFormat {
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a value.
-    pub fn new(value: impl Into<String>) -> Self {
-        Secret(value.into())
+    /// What a variable or file holds; blanks around it do not count.
+    ///
+    /// # Errors
+    /// Where that is no key, in words that follow the name of the place.
+    pub fn read(text: &str) -> Result<Self, &'static str> {
+        let text = text.trim();
+        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err("holds no key; must hold visible ASCII characters without blanks");
+        }
+        Ok(Secret(text.to_owned()))
     }
 
     /// The value itself, for the one place that sends it.

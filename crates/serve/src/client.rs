@@ -1,12 +1,14 @@
 //! Asking a running router, for the commands that do.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Uri};
+use http::{Uri, header};
 use pointsman_brain::Cause;
-use pointsman_config::UpstreamTls;
+use pointsman_config::{Secret, UpstreamTls};
 
+use crate::headers;
 use crate::tls::{self, TlsError};
 use crate::upstream::{Upstream, read};
 
@@ -25,6 +27,14 @@ pub enum ClientError {
     /// TLS cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// TLS with it failed.
+    #[error("the router at {url} cannot be reached by TLS: {trouble}")]
+    Trust {
+        /// The router.
+        url: String,
+        /// Why, and what to do.
+        trouble: String,
+    },
     /// It could not be asked.
     #[error("the router at {url} {cause}")]
     Failed {
@@ -35,8 +45,20 @@ pub enum ClientError {
     },
 }
 
-/// What the router at `url` would decide for a request body: status and JSON.
-pub async fn explain(url: &str, body: Vec<u8>) -> Result<(u16, Bytes), ClientError> {
+/// Where a router is, and how it is spoken to.
+#[derive(Debug)]
+pub struct Target<'a> {
+    /// Its URL.
+    pub url: &'a str,
+    /// The key that it asks for.
+    pub key: Option<Secret>,
+    /// The authorities of its certificate; `None` = the public ones.
+    pub ca: Option<PathBuf>,
+}
+
+/// What a router would decide for a request body: status and JSON.
+pub async fn explain(to: Target<'_>, body: Vec<u8>) -> Result<(u16, Bytes), ClientError> {
+    let Target { url, key, ca } = to;
     let uri: Uri = format!("{}/v1/pointsman/explain", url.trim_end_matches('/'))
         .parse()
         .map_err(|_| ClientError::Url(url.to_owned()))?;
@@ -44,10 +66,15 @@ pub async fn explain(url: &str, body: Vec<u8>) -> Result<(u16, Bytes), ClientErr
         return Err(ClientError::Url(url.to_owned()));
     }
     let failed = |cause| ClientError::Failed { url: url.to_owned(), cause };
-    let upstream =
-        Upstream::new(0, Duration::from_secs(1), WAIT, tls::client(&UpstreamTls::default())?);
-    let response =
-        upstream.post(uri, HeaderMap::new(), Bytes::from(body), WAIT).await.map_err(failed)?;
+    let trust = tls::client(&UpstreamTls { ca, identity: None })?;
+    let upstream = Upstream::new(0, Duration::from_secs(1), WAIT, trust);
+    let key = key.as_ref().and_then(headers::bearer);
+    let head = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
+    let answer = upstream.post(uri.clone(), head, Bytes::from(body), WAIT).await;
+    let response = answer.map_err(|cause| match upstream.trouble(&uri) {
+        Some(trouble) => ClientError::Trust { url: url.to_owned(), trouble },
+        None => failed(cause),
+    })?;
     let status = response.status().as_u16();
     let body = read(response.into_body(), REPLY_BYTES).await.map_err(failed)?;
     Ok((status, body))

@@ -20,10 +20,12 @@ use pointsman_wire::discovery::Version;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::headers;
 use crate::hold::Hold;
 use crate::mark::Marks;
 use crate::prompt::Tokenizer;
 use crate::snapshot::Seeds;
+use crate::sparing::Sparing;
 
 /// Tokens of a KV block where neither the configuration nor the engine has said: vLLM's default.
 const USUAL_BLOCK_SIZE: NonZeroU32 = NonZeroU32::MIN.saturating_add(15);
@@ -96,11 +98,7 @@ pub(crate) struct Learned {
 
 impl Worker {
     fn new(settings: config::Worker, slots: Vec<Slot>) -> Worker {
-        let authorization = settings.api_key.as_ref().and_then(|key| {
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal())).ok()?;
-            value.set_sensitive(true);
-            Some(value)
-        });
+        let authorization = settings.api_key.as_ref().and_then(headers::bearer);
         let learned = Learned {
             // Of what is polled nobody knows whether there is any before some has come.
             publishes_events: settings.kv_events != config::KvEvents::Off
@@ -308,6 +306,7 @@ pub(crate) struct Group {
     /// Names of the shadow policies, in the brain's order.
     pub(crate) shadows: Vec<&'static str>,
     pub(crate) hold: Hold,
+    pub(crate) complaints: Sparing,
     /// What stands in for the events of a worker that publishes none.
     approximate: config::Approximate,
     clock: Clock,
@@ -358,6 +357,7 @@ impl Group {
         let (writer, reader) = kv::index_with(index);
         Group {
             hold: Hold::new(settings.routing.admission.max_waiting),
+            complaints: Sparing::default(),
             settings,
             tokenizer,
             hasher: kv::Hasher::new(seeds.hasher),

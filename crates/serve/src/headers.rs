@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use pointsman_config::Secret;
 use pointsman_wire::dialect::is_reserved_header;
 
 use crate::error::Refusal;
@@ -27,6 +28,13 @@ pub(crate) const WORKER: HeaderName = HeaderName::from_static("x-pointsman-worke
 pub(crate) const TTFT: HeaderName = HeaderName::from_static("x-pointsman-predicted-ttft-ms");
 /// The request's name in every log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A key as whoever asks for one wants it.
+pub(crate) fn bearer(key: &Secret) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal())).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
 
 /// The longest that may be asked for: a day.
 const LONGEST_MS: f64 = 86_400_000.0;

@@ -43,6 +43,7 @@ mod sglang;
 mod sight;
 mod slo;
 mod snapshot;
+mod sparing;
 mod start;
 mod tls;
 mod upstream;

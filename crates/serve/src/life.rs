@@ -496,11 +496,15 @@ impl Life {
         let wait = self.head_wait();
         let begun = handoff.as_ref().map(Unused::begun);
         let sent = self.send(rank, request, begun.clone(), wait).await;
-        if matches!(sent, Err(Cause::Connect)) && !begun.is_some_and(|begun| begun.get()) {
+        let response = match sent {
             // Nothing went out, so the hand-off is as good as before.
-            return Err(Fault { unused: handoff, ..fault(Cause::Connect) });
-        }
-        let response = sent.map_err(fault)?;
+            Err(cause @ (Cause::Connect | Cause::Descriptors))
+                if !begun.as_ref().is_some_and(Begun::get) =>
+            {
+                return Err(Fault { unused: handoff, ..fault(cause) });
+            }
+            sent => sent.map_err(fault)?,
+        };
         let status = response.status().as_u16();
         match dialect::verdict(status) {
             Verdict::Ok => Ok(response),

@@ -149,7 +149,7 @@ pub(crate) fn no_path(life: &Life, no_path: &NoPath) -> Refusal {
     if no_path.is_request_fault() {
         return Refusal::new(400, no_path.to_string());
     }
-    tracing::warn!(request = life.id, model = life.model, reason = no_path.as_str(), "{no_path}");
+    complain(life, &no_path.to_string());
     Refusal::new(503, format!("model `{}`: {no_path}; try again later", life.model))
         .retry_after(life.router.settings.limits.retry_after)
 }
@@ -222,6 +222,18 @@ fn failed(status: u16, what: &str, life: &Life, ladder: &Ladder) -> Refusal {
         let (leg, worker) = (attempt.leg.as_str(), rank.worker.name());
         let _infallible = write!(message, "{separator} {leg} worker `{worker}` {}", attempt.cause);
     }
-    tracing::warn!(request = life.id, model = life.model, "{message}");
+    complain(life, &message);
     Refusal::new(status, message)
+}
+
+/// Says in the log what became of a request, once a second: when all workers are gone, it is the same of
+/// every one.
+fn complain(life: &Life, message: &str) {
+    let group = &life.group;
+    match group.complaints.turn(group.now()) {
+        Some(unwritten) => {
+            tracing::warn!(request = life.id, model = life.model, unwritten, "{message}");
+        }
+        None => tracing::debug!(request = life.id, model = life.model, "{message}"),
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use http::{HeaderMap, Uri};
+use http::{Uri, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use pointsman_brain::Cause;
@@ -19,6 +19,7 @@ use tokio::time::{sleep, timeout_at};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::fleet::{Group, Rank};
+use crate::headers;
 use crate::router::Router;
 use crate::snapshot::{EndLine, Line, PATH, Seeds, SlotLine, VERSION};
 use crate::upstream::Upstream;
@@ -102,7 +103,9 @@ async fn ask(
         .parse()
         .map_err(|_| RestoreError::Form("its URL is none"))?;
     let upstream = Upstream::new(0, restore.timeout, restore.timeout, tls);
-    let response = match upstream.open(uri, HeaderMap::new(), restore.timeout).await {
+    let key = restore.api_key.as_ref().and_then(headers::bearer);
+    let head = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
+    let response = match upstream.open(uri, head, restore.timeout).await {
         Ok(response) => response,
         Err(Cause::Timeout) => return Err(RestoreError::Late),
         Err(cause) => return Err(RestoreError::Http(cause)),

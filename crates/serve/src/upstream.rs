@@ -231,10 +231,23 @@ impl Upstream {
                 if let Some(place) = place {
                     self.shared.troubles.failed(&place, &error);
                 }
-                Err(if error.is_connect() { Cause::Connect } else { Cause::Cut })
+                Err(match error.is_connect() {
+                    true if without_descriptors(&error) => Cause::Descriptors,
+                    true => Cause::Connect,
+                    false => Cause::Cut,
+                })
             }
         }
     }
+}
+
+/// Whether a connection failed because this process, or the machine, has no file descriptors left.
+fn without_descriptors(error: &(dyn StdError + 'static)) -> bool {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    std::iter::successors(Some(error), |error| (*error).source())
+        .filter_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error())
+        .any(|code| matches!(code, ENFILE | EMFILE))
 }
 
 /// Reads a body whole, at most `limit` bytes of it.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::{HeaderMap, Uri};
-use pointsman_brain::HealthEvent;
+use pointsman_brain::{Cause, HealthEvent};
 use pointsman_config::{Engine, KvEvents, KvStream, SocketMode};
 use pointsman_wire::{discovery, load};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -88,7 +88,7 @@ impl Watching {
             self.up = false;
             self.forget_engines();
         }
-        let passed = self.check().await;
+        let Some(passed) = self.check().await else { return };
         self.tell_trouble();
         if passed && !self.up {
             self.discover().await;
@@ -118,9 +118,14 @@ impl Watching {
     }
 
     /// Asks once whether the worker is alive. One that has never been is down at the first failure.
-    async fn check(&mut self) -> bool {
+    /// `None` where the router cannot ask.
+    async fn check(&mut self) -> Option<bool> {
         let path = self.router.settings.health.path.to_string();
-        let status = self.get(&path, SMALL_REPLY_BYTES).await.map(|(status, _)| status);
+        let status = match self.try_get(&path, SMALL_REPLY_BYTES).await {
+            Ok((status, _)) => Some(status),
+            Err(Cause::Descriptors) => return None,
+            Err(_) => None,
+        };
         let passed = match self.worker.settings.engine {
             Engine::Vllm | Engine::Sglang | Engine::Trtllm => {
                 status.is_some_and(|status| status < 300)
@@ -141,7 +146,7 @@ impl Watching {
                 run::health(&self.group, rank, event);
             }
         }
-        passed
+        Some(passed)
     }
 
     /// Learns what the worker says of itself when it has come up.
@@ -363,11 +368,15 @@ impl Watching {
     }
 
     async fn get(&self, path: &str, limit: usize) -> Option<(u16, bytes::Bytes)> {
+        self.try_get(path, limit).await.ok()
+    }
+
+    async fn try_get(&self, path: &str, limit: usize) -> Result<(u16, bytes::Bytes), Cause> {
         let mut headers = HeaderMap::new();
         self.worker.authorize(&mut headers);
-        let uri = self.worker.uri(path).ok()?;
+        let uri = self.worker.uri(path).map_err(|_| Cause::Connect)?;
         let wait = self.router.settings.health.timeout;
-        self.router.upstream.get(uri, headers, wait, limit).await.ok()
+        self.router.upstream.get(uri, headers, wait, limit).await
     }
 
     fn complain(&self, error: &discovery::DiscoveryError) {

@@ -4,6 +4,7 @@
 
 mod models;
 mod routing;
+mod secret;
 mod security;
 mod worker;
 
@@ -113,11 +114,17 @@ impl Resolver<'_> {
     }
 
     fn restore(&mut self, kv: &written::Kv) -> Option<Restore> {
+        let section = Key::root().name("kv");
+        let api_key = self.secret(
+            ("restore_api_key_env", &kv.restore_api_key_env),
+            ("restore_api_key_file", &kv.restore_api_key_file),
+            &section,
+        );
         let text = kv.restore_from.as_ref()?;
         match worker::parse_url(text) {
-            Ok(from) => Some(Restore { from, timeout: kv.restore_timeout.0 }),
+            Ok(from) => Some(Restore { from, api_key: api_key?, timeout: kv.restore_timeout.0 }),
             Err(must) => {
-                self.refuse(&Key::root().name("kv").name("restore_from"), text, must);
+                self.refuse(&section.name("restore_from"), text, must);
                 None
             }
         }

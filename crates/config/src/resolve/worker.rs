@@ -8,7 +8,7 @@ use http::Uri;
 use super::Resolver;
 use super::models::{default_events, role};
 use crate::settings::{
-    Detect, Endpoint, Engine, KvConnector, KvEvents, KvStream, Secret, SocketMode, Worker,
+    Detect, Endpoint, Engine, KvConnector, KvEvents, KvStream, SocketMode, Worker,
 };
 use crate::tree::Key;
 use crate::written;
@@ -28,7 +28,11 @@ impl Resolver<'_> {
         let local_prefill = self.local_prefill(key, written);
         self.check_engine(key, written);
         let kv_events = self.kv_events(&key.name("kv_events"), written);
-        let api_key = self.api_key(key, written);
+        let api_key = self.secret(
+            ("api_key_env", &written.api_key_env),
+            ("api_key_file", &written.api_key_file),
+            key,
+        );
         let url = url.ok()?;
         Some(Worker {
             name: written.name.clone().unwrap_or_else(|| place(&url)),
@@ -171,45 +175,6 @@ impl Resolver<'_> {
             Some(_) => {}
         }
         endpoint
-    }
-
-    /// The key to send, if one was named. The outer `None` is a problem.
-    #[allow(clippy::option_option, reason = "a problem and no key are different things")]
-    fn api_key(&mut self, key: &Key, written: &written::Worker) -> Option<Option<Secret>> {
-        let (key, text) = match (&written.api_key_env, &written.api_key_file) {
-            (None, None) => return Some(None),
-            (Some(_), Some(_)) => {
-                let message = "`api_key_env` is given too; only one may be";
-                self.problem(&key.name("api_key_file"), message);
-                return None;
-            }
-            (Some(variable), None) => {
-                let key = key.name("api_key_env");
-                if !self.environment.has(variable) {
-                    let message = format!("names the variable {variable}, which is not set");
-                    self.problem(&key, message);
-                    return None;
-                }
-                let text = self.environment.text(variable, &mut self.problems)?;
-                (key, text.to_owned())
-            }
-            (None, Some(path)) => {
-                let key = key.name("api_key_file");
-                match std::fs::read_to_string(path) {
-                    Ok(text) => (key, text),
-                    Err(error) => {
-                        self.problem(&key, format!("{path:?} cannot be read: {error}"));
-                        return None;
-                    }
-                }
-            }
-        };
-        let text = text.trim();
-        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            self.problem(&key, "holds no key; must hold visible ASCII characters without blanks");
-            return None;
-        }
-        Some(Some(Secret::new(text)))
     }
 }
 

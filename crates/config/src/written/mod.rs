@@ -235,6 +235,10 @@ section! {
         /// URL of another router whose index this one starts with (`--restore-from`); that one must have
         /// `admin.index_snapshot: true`. Where it cannot be had, the router starts empty.
         restore_from: Option<String> = None;
+        /// Environment variable that holds the key of that router's administration, if it asks for one.
+        restore_api_key_env: Option<String> = None;
+        /// File that holds that key; blanks around it do not count.
+        restore_api_key_file: Option<String> = None;
         /// How much later than without it the router may be ready because of `restore_from`.
         restore_timeout: Span = Span::secs(10), min "100ms", max "10m";
     }
