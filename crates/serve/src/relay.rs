@@ -111,6 +111,8 @@ impl Relay {
         for (chunk, whole) in opened.held {
             relay.pass(chunk, whole);
         }
+        // The first event waits for nothing.
+        relay.turns = JOIN_TURNS;
         relay.watch = Some(opened.watch);
         relay
     }
