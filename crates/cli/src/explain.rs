@@ -15,11 +15,8 @@ pub(crate) struct Args {
     /// The router.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     url: String,
-    /// Environment variable that holds a key, where the router asks for one.
-    #[arg(long, value_name = "NAME")]
-    key_env: Option<String>,
     /// File that holds a key, where the router asks for one.
-    #[arg(long, value_name = "FILE", conflicts_with = "key_env")]
+    #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
     /// File with the authorities of the router's certificate, PEM. Default: the public ones.
     #[arg(long, value_name = "FILE")]
@@ -47,16 +44,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn key(args: &Args) -> anyhow::Result<Option<Secret>> {
-    let (place, text) = match (&args.key_env, &args.key_file) {
-        (Some(name), _) => {
-            let text = std::env::var(name);
-            (format!("the variable {name}"), text.with_context(|| format!("--key-env {name}"))?)
-        }
-        (None, Some(path)) => {
-            let text = std::fs::read_to_string(path);
-            (format!("{path:?}"), text.with_context(|| format!("{path:?} cannot be read"))?)
-        }
-        (None, None) => return Ok(None),
-    };
-    Ok(Some(Secret::read(&text).map_err(|problem| anyhow!("{place} {problem}"))?))
+    let Some(path) = &args.key_file else { return Ok(None) };
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("{path:?} cannot be read"))?;
+    Ok(Some(Secret::read(&text).map_err(|problem| anyhow!("{path:?} {problem}"))?))
 }

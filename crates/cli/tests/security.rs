@@ -225,19 +225,16 @@ async fn a_router_that_asks_for_a_key_is_explained_and_its_index_had_with_it() {
     let (right, wrong) = (file("right", " root\n"), file("wrong", KEY));
     let explain = |more: &[&str]| {
         let args = [&["explain", "--url", &url, "-"], more].concat();
-        command::run(&args, &[("KEY", "root")], &body)
+        command::run(&args, &[], &body)
     };
-    for told in [explain(&["--key-file", &right]), explain(&["--key-env", "KEY"])] {
-        assert_eq!(told.code, Some(0), "{told:?}");
-        assert!(told.out.contains("candidates"), "{told:?}");
-    }
+    let told = explain(&["--key-file", &right]);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    assert!(told.out.contains("candidates"), "{told:?}");
     for (refused, words) in [
         (explain(&[]), "a key is wanted here"),
         (explain(&["--key-file", &wrong]), "not that of"),
         (explain(&["--key-file", &file("empty", "\n")]), "holds no key"),
         (explain(&["--key-file", "/nowhere"]), "\"/nowhere\" cannot be read"),
-        (explain(&["--key-env", "OTHER"]), "--key-env OTHER"),
-        (explain(&["--key-env", "KEY", "--key-file", &right]), "cannot be used with"),
     ] {
         assert_ne!(refused.code, Some(0), "{refused:?}");
         let said = refused.out.clone() + &refused.err;

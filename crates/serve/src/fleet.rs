@@ -66,6 +66,7 @@ pub(crate) struct Worker {
     /// By rank: the KV events have a gap that could not be filled.
     stale: Box<[AtomicBool]>,
     pub(crate) marks: Marks,
+    host: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
 }
 
@@ -98,7 +99,6 @@ pub(crate) struct Learned {
 
 impl Worker {
     fn new(settings: config::Worker, slots: Vec<Slot>) -> Worker {
-        let authorization = settings.api_key.as_ref().and_then(headers::bearer);
         let learned = Learned {
             // Of what is polled nobody knows whether there is any before some has come.
             publishes_events: settings.kv_events != config::KvEvents::Off
@@ -108,13 +108,14 @@ impl Worker {
         Worker {
             stale: slots.iter().map(|_| AtomicBool::new(false)).collect(),
             marks: Marks::new(slots.len()),
+            host: headers::host(&settings.url),
+            authorization: settings.api_key.as_ref().and_then(headers::bearer),
             settings,
             slots,
             learned: ArcSwap::from_pointee(learned),
             seen: AtomicBool::new(false),
             gone: CancellationToken::new(),
             look_again: Notify::new(),
-            authorization,
         }
     }
 
@@ -147,8 +148,11 @@ impl Worker {
             .build()
     }
 
-    /// Puts the worker's own key in place of whatever the client sent.
-    pub(crate) fn authorize(&self, headers: &mut HeaderMap) {
+    /// Puts the worker's own host and key in place of whatever the client sent.
+    pub(crate) fn address(&self, headers: &mut HeaderMap) {
+        if let Some(value) = &self.host {
+            headers.insert(header::HOST, value.clone());
+        }
         if let Some(value) = &self.authorization {
             headers.insert(header::AUTHORIZATION, value.clone());
         }

@@ -114,7 +114,7 @@ async fn release(group: &Group, upstream: &Upstream, model: &str, handoff: &Hand
         let Some((path, leg)) = worker.dialect().release(model, handoff) else { continue };
         let Ok(uri) = worker.uri(path) else { continue };
         let mut headers = crate::headers::added(&leg.headers);
-        worker.authorize(&mut headers);
+        worker.address(&mut headers);
         match upstream.post(uri, headers, leg.body, RELEASE_WAIT).await {
             Ok(response) => {
                 let _ = read(response.into_body(), RELEASE_REPLY_BYTES).await;

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::uri::Scheme;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use pointsman_config::Secret;
 use pointsman_wire::dialect::is_reserved_header;
 
@@ -34,6 +35,16 @@ pub(crate) fn bearer(key: &Secret) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal())).ok()?;
     value.set_sensitive(true);
     Some(value)
+}
+
+/// The host of a URL as a client that is there names it.
+pub(crate) fn host(url: &Uri) -> Option<HeaderValue> {
+    let host = url.host()?;
+    let usual = if url.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    match url.port_u16().filter(|port| *port != usual) {
+        Some(port) => HeaderValue::from_str(&format!("{host}:{port}")).ok(),
+        None => HeaderValue::from_str(host).ok(),
+    }
 }
 
 /// The longest that may be asked for: a day.
@@ -106,8 +117,8 @@ pub(crate) fn add(to: &mut HeaderMap, from: &[(&'static str, String)]) {
 }
 
 /// A time in milliseconds, by the first of its names that is there. 0 is none where none can be meant.
-pub(crate) fn millis(head: &HeaderMap, names: &[&str]) -> Result<Option<Duration>, Refusal> {
-    let found = names.iter().find_map(|name| Some((name, head.get(*name)?)));
+pub(crate) fn millis(head: &HeaderMap, names: &[HeaderName]) -> Result<Option<Duration>, Refusal> {
+    let found = names.iter().find_map(|name| Some((name, head.get(name)?)));
     let Some((name, value)) = found else { return Ok(None) };
     let ms = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
     let span = ms

@@ -561,7 +561,7 @@ impl Life {
         let uri = rank.worker.uri(&self.path).map_err(|_| Cause::Protocol)?;
         let mut headers = self.headers.clone();
         headers::add(&mut headers, &leg.headers);
-        rank.worker.authorize(&mut headers);
+        rank.worker.address(&mut headers);
         self.router.upstream.post(uri, headers, Outgoing::new(leg.body, begun), wait).await
     }
 }

@@ -29,9 +29,6 @@ use crate::{api, report};
 /// How long accepting rests when the process has no descriptors left.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
-/// Most headers of one request.
-const MAX_HEADERS: usize = 128;
-
 /// hyper's own lower bound on a connection's read buffer.
 const MIN_BUFFER_BYTES: usize = 8192;
 
@@ -128,7 +125,6 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
     let head_bytes = router.settings.limits.max_header_bytes.get();
     http.timer(TokioTimer::new())
         .header_read_timeout(router.settings.timeouts.header_read)
-        .max_headers(MAX_HEADERS)
         // The buffer alone bounds what has not ended, not what came in one go.
         .max_header_size(head_bytes)
         .max_buf_size(head_bytes.max(MIN_BUFFER_BYTES));

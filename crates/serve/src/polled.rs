@@ -96,7 +96,7 @@ impl Poller {
     async fn drain(&self) -> Result<Vec<PolledEvent>, Empty> {
         let uri = self.rank.worker.uri(PATH).map_err(|_| Empty::Nothing)?;
         let mut headers = http::HeaderMap::new();
-        self.rank.worker.authorize(&mut headers);
+        self.rank.worker.address(&mut headers);
         let posted = self.router.upstream.post(uri, headers, Bytes::from_static(b"{}"), WAIT).await;
         let response = match posted {
             Ok(response) if response.status().is_success() => response,

@@ -74,7 +74,7 @@ fn probes(model: &Model, name: &str) -> Vec<Probe> {
 
 async fn ask(router: &Router, worker: &Worker, question: &Value) -> Option<Vec<u32>> {
     let mut head = HeaderMap::new();
-    worker.authorize(&mut head);
+    worker.address(&mut head);
     let uri = worker.uri("/tokenize").ok()?;
     let body = bytes::Bytes::from(question.to_string());
     let exchange = async {

@@ -186,7 +186,7 @@ impl AskEngine for Asker<'_> {
             .slot;
         let worker = &self.roster.get(slot)?.worker;
         let mut head = HeaderMap::new();
-        worker.authorize(&mut head);
+        worker.address(&mut head);
         let uri = worker.uri("/tokenize").ok()?;
         // The engine reads the fields that shape the prompt and skips the others.
         let body = match (request.api(), request.body().raw("text")) {

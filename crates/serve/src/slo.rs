@@ -2,16 +2,21 @@
 //! `x-slo-tpot-ms`, each also with the prefix `x-llm-d-`. A value that is no time gets a 400: a client
 //! that sets one relies on it. 0 is no objective, whatever is configured.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use pointsman_brain::Slo;
 
 use crate::error::Refusal;
 use crate::headers::millis;
 
 /// Names of one objective; the first that is there counts.
-const TTFT: [&str; 2] = ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"];
-const ITL: [&str; 4] =
-    ["x-slo-itl-ms", "x-llm-d-slo-itl-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"];
+static TTFT: [HeaderName; 2] =
+    [HeaderName::from_static("x-slo-ttft-ms"), HeaderName::from_static("x-llm-d-slo-ttft-ms")];
+static ITL: [HeaderName; 4] = [
+    HeaderName::from_static("x-slo-itl-ms"),
+    HeaderName::from_static("x-llm-d-slo-itl-ms"),
+    HeaderName::from_static("x-slo-tpot-ms"),
+    HeaderName::from_static("x-llm-d-slo-tpot-ms"),
+];
 
 /// What a request is to be served within, where it says so.
 pub(crate) fn of(head: &HeaderMap) -> Result<Slo, Refusal> {

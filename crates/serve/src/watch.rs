@@ -373,7 +373,7 @@ impl Watching {
 
     async fn try_get(&self, path: &str, limit: usize) -> Result<(u16, bytes::Bytes), Cause> {
         let mut headers = HeaderMap::new();
-        self.worker.authorize(&mut headers);
+        self.worker.address(&mut headers);
         let uri = self.worker.uri(path).map_err(|_| Cause::Connect)?;
         let wait = self.router.settings.health.timeout;
         self.router.upstream.get(uri, headers, wait, limit).await

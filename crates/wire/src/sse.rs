@@ -282,7 +282,10 @@ impl Watch {
 
 /// `usage` of a reply that is not a stream; of SGLang's own endpoint its `meta_info`.
 pub fn read_usage(body: &[u8]) -> Option<Usage> {
-    let reply = Object::parse(json::text(body).ok()?)?;
+    usage_of(&Object::parse(json::text(body).ok()?)?)
+}
+
+pub(crate) fn usage_of(reply: &Object<'_>) -> Option<Usage> {
     reply.get("usage").or_else(|| reply.get("meta_info")).and_then(usage)
 }
 

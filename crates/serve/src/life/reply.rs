@@ -8,8 +8,8 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::Either;
 use hyper::body::Incoming;
 use pointsman_brain::{Cause, End};
-use pointsman_wire::dialect::{Api, is_answer};
-use pointsman_wire::sse;
+use pointsman_wire::dialect::{Answer, Api};
+use pointsman_wire::sse::{self, Usage};
 
 use super::{Life, Plan};
 use crate::admission::Ticket;
@@ -22,7 +22,7 @@ use crate::{headers, overdue, report};
 /// The answer of the last leg, as far as it may still be made good: whole, or up to its first content.
 pub(super) enum Answered {
     Stream(http::response::Parts, relay::Opened),
-    Whole(http::response::Parts, Bytes),
+    Whole(http::response::Parts, Bytes, Option<Usage>),
     /// Of an endpoint that nothing is known of.
     Passing(http::response::Parts, Incoming),
 }
@@ -58,8 +58,9 @@ impl Life {
             return Err(Cause::Protocol);
         }
         let bytes = self.read_whole(body).await?;
-        match is_answer(self.request.api(), &bytes) || self.request.asks_for_none() {
-            true => Ok(Answered::Whole(head, bytes)),
+        let Answer { is_one, usage } = Answer::read(self.request.api(), &bytes);
+        match is_one || self.request.asks_for_none() {
+            true => Ok(Answered::Whole(head, bytes, usage)),
             false => Err(Cause::Protocol),
         }
     }
@@ -72,15 +73,15 @@ impl Life {
         sent: Instant,
         ticket: &mut Option<Ticket>,
     ) -> Reply {
-        let (Answered::Stream(head, _) | Answered::Whole(head, _) | Answered::Passing(head, _)) =
+        let (Answered::Stream(head, _) | Answered::Whole(head, ..) | Answered::Passing(head, _)) =
             &answered;
         let (reply, mut run) = self.begin_reply(head, plan, sent, ticket);
         let patience = self.patience;
         let body = match answered {
             Answered::Stream(_, opened) => Either::Right(Relay::stream(opened, run, patience)),
             Answered::Passing(_, body) => Either::Right(Relay::plain(body, run, patience)),
-            Answered::Whole(_, bytes) => {
-                if let Some(usage) = sse::read_usage(&bytes) {
+            Answered::Whole(_, bytes, usage) => {
+                if let Some(usage) = usage {
                     run.usage(usage);
                 }
                 run.end(End::Finished, None);

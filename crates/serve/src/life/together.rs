@@ -159,7 +159,7 @@ impl Life {
         let uri = rank.worker.uri(&self.path).ok()?;
         let mut headers = self.headers.clone();
         headers::add(&mut headers, &leg.headers);
-        rank.worker.authorize(&mut headers);
+        rank.worker.address(&mut headers);
         let wait = self.router.settings.timeouts.prefill;
         let prefilling = Prefilling {
             router: Arc::clone(&self.router),

@@ -40,7 +40,7 @@ impl Turn {
         // Who has a key cannot make up tenants beside it.
         let tenant = client.map(|client| client.name().as_bytes()).or_else(named).map(hash);
         let claim = Claim { late: false, priority, tenant, tokens: isl_tokens };
-        let deadline = headers::millis(head, &[headers::DEADLINE.as_str()])?;
+        let deadline = headers::millis(head, &[headers::DEADLINE])?;
         Ok(Turn { claim, deadline: deadline.filter(|deadline| !deadline.is_zero()) })
     }
 }

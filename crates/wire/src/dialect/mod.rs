@@ -16,6 +16,7 @@ use bytes::Bytes;
 
 use crate::body::Body;
 use crate::json::{self, Object};
+use crate::sse::{self, Usage};
 
 pub use request::{Api, Request, is_reserved_header};
 pub use sglang::{ROOM_BITS, Sglang};
@@ -308,19 +309,32 @@ pub enum Takes {
     CompletionsAndChat,
 }
 
-/// Whether the whole body of a 2xx reply is an answer of the endpoint: one with choices, or of
-/// `/generate`, with a text or one a prompt. Of endpoints that pass through anything is.
-pub fn is_answer(api: Api, body: &[u8]) -> bool {
-    let Ok(text) = json::text(body) else { return false };
-    match (api, Object::parse(text)) {
-        (Api::Other, _) => true,
-        (Api::Completions | Api::Chat, answer) => {
-            answer.and_then(|answer| answer.get("choices")).is_some_and(is_filled_list)
-        }
-        (Api::Generate, Some(answer)) => {
-            ["text", "output_ids", "meta_info"].iter().any(|name| answer.get(name).is_some())
-        }
-        (Api::Generate, None) => is_filled_list(text.trim_start()),
+/// What the whole body of a 2xx reply says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether it is an answer of the endpoint: one with choices, or of `/generate`, with a text or one a
+    /// prompt. Of endpoints that pass through anything is.
+    pub is_one: bool,
+    /// Its tokens, where it counts them.
+    pub usage: Option<Usage>,
+}
+
+impl Answer {
+    /// Reads a body, whatever it is.
+    pub fn read(api: Api, body: &[u8]) -> Answer {
+        let text = json::text(body).unwrap_or_default();
+        let answer = Object::parse(text);
+        let has = |name: &str| answer.as_ref().is_some_and(|answer| answer.get(name).is_some());
+        let choices = answer.as_ref().and_then(|answer| answer.get("choices"));
+        let is_one = match api {
+            Api::Other => true,
+            Api::Completions | Api::Chat => choices.is_some_and(json::is_filled_array),
+            Api::Generate if answer.is_some() => {
+                has("text") || has("output_ids") || has("meta_info")
+            }
+            Api::Generate => is_filled_list(text.trim_start()),
+        };
+        Answer { is_one, usage: answer.as_ref().and_then(sse::usage_of) }
     }
 }
 
@@ -365,11 +379,22 @@ mod tests {
 
     #[test]
     fn an_answer_is_what_its_endpoint_gives() {
+        let is_answer = |api, body: &[u8]| Answer::read(api, body).is_one;
         let (choices, text) = (r#" {"choices":[{"index":0}]} "#, r#"{"text":"","meta_info":{}}"#);
         for api in [Api::Completions, Api::Chat] {
             assert!(is_answer(api, choices.as_bytes()));
-            for other in [text, "", "{}", "null", "hello", r#"{"choices":[]}"#, r#"{"choices":[1}"#]
-            {
+            for other in [
+                text,
+                "",
+                "{}",
+                "null",
+                "hello",
+                r#"{"choices":[]}"#,
+                r#"{"choices":[1}"#,
+                r#"{"choices":[ \n]}"#,
+                r#"{"choices":{"a":1}}"#,
+                r#"{"choices":"[1]"}"#,
+            ] {
                 assert!(!is_answer(api, other.as_bytes()), "{other}");
             }
             assert!(!is_answer(api, b"{\"choices\":[\"\xff\"]}"));

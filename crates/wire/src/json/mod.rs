@@ -139,6 +139,11 @@ pub(crate) fn array(text: &str) -> Result<Elements<'_>, JsonError> {
     Ok(Elements { scanner, done })
 }
 
+/// Whether a value that was scanned before is an array with something in it.
+pub(crate) fn is_filled_array(value: &str) -> bool {
+    value.strip_prefix('[').is_some_and(|rest| !rest.trim_ascii_start().starts_with(']'))
+}
+
 /// Iterator over the values of an array.
 pub(crate) struct Elements<'a> {
     scanner: Scanner<'a>,

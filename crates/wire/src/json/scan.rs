@@ -178,19 +178,14 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Skips bytes of a string that need no look.
+    /// Skips bytes of a string that need no look. Names and such end within the first words; for what is
+    /// longer the compiler makes something that looks at many bytes at once.
     fn plain(&mut self) {
         const ONES: u64 = 0x0101_0101_0101_0101;
         const HIGH: u64 = 0x8080_8080_8080_8080;
         let below = |word: u64, bound: u64| word.wrapping_sub(ONES * bound) & !word & HIGH;
-        // Most strings are long: without a branch on each byte the compiler looks at many at once.
-        let special = |byte: &u8| (*byte < 0x20) | (*byte == b'"') | (*byte == b'\\');
-        while let Some(chunk) = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<32>) {
-            if chunk.iter().fold(false, |any, byte| any | special(byte)) {
-                break;
-            }
-            self.at += 32;
-        }
+        let is_special = |byte: &u8| (*byte < 0x20) | (*byte == b'"') | (*byte == b'\\');
+        let mut words = 0;
         while let Some(chunk) = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<8>) {
             let word = u64::from_le_bytes(*chunk);
             let special = below(word, 0x20)
@@ -202,6 +197,12 @@ impl<'a> Scanner<'a> {
                 return;
             }
             self.at += 8;
+            words += 1;
+            if words == 4 {
+                let rest = self.bytes.get(self.at..).unwrap_or_default();
+                let clean = |chunk: &&[u8]| !chunk.iter().fold(false, |any, b| any | is_special(b));
+                self.at += 32 * rest.chunks_exact(32).take_while(clean).count();
+            }
         }
     }
 
