@@ -171,9 +171,11 @@ def write_config(directory):
 
 
 def main(directory):
-    for name in ("kv_events", "index", "requests", "engines", "sse", "zmtp", "config"):
+    for name in ("kv_events", "index", "requests", "engines", "sse", "zmtp", "config", "snapshot"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     write_exchanges(directory)
+    (directory / "snapshot" / "chains").write_bytes(bytes([7]))
+    (directory / "snapshot" / "empty").write_bytes(bytes([0, 1]) + bytes(8))
     write_zmtp(directory)
     write_config(directory)
     events_dir, index_dir = directory / "kv_events", directory / "index"
