@@ -9,6 +9,7 @@ mod reply;
 mod together;
 mod turn;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -429,11 +430,11 @@ impl Life {
         let sent = Instant::now();
         let timeouts = &self.router.settings.timeouts;
         let limit = self.router.settings.limits.max_reply_bytes.get();
-        let exchange = async {
+        let exchange = pin!(async {
             let response = self.send(rank, leg, None, timeouts.prefill).await?;
             let (head, body) = response.into_parts();
             Ok((head, read(body, limit).await?))
-        };
+        });
         let until = self.patience.deadline.min((sent + timeouts.prefill).into());
         let (answer, not_yet) = handoff::watched(overdue::within(until, exchange)).await;
         let (head, bytes) = match answer {

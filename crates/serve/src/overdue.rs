@@ -3,6 +3,7 @@
 //! After a pause (of the machine, or of a starved process) all timers are due at once, before what came
 //! meanwhile has been read from any socket. A timer that fires late says nothing of the engine.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -20,14 +21,14 @@ pub(crate) fn further(until: Instant) -> Option<Instant> {
     (now.saturating_duration_since(until) > STOPPED).then(|| now + CATCH_UP)
 }
 
-/// Waits for a future until a moment.
+/// Waits for a future until a moment. It is lent: each hand that a future passes through would make whatever
+/// holds it larger by it.
 pub(crate) async fn within<T>(
     until: Instant,
-    future: impl Future<Output = T>,
+    mut future: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, Elapsed> {
-    let mut future = std::pin::pin!(future);
     let started = Instant::now();
-    match (tokio::time::timeout_at(until, &mut future).await, further(until)) {
+    match (tokio::time::timeout_at(until, future.as_mut()).await, further(until)) {
         // One whose time was over before is late by itself.
         (Err(_elapsed), Some(further)) if started < until => {
             tokio::time::timeout_at(further, future).await

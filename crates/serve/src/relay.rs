@@ -5,7 +5,7 @@
 //! with an error event, never silently and never with `[DONE]`; at most one event is held back.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ pub(crate) async fn open(
     let (mut held, mut bytes) = (Vec::new(), 0);
     while watch.hold() == Hold::Hold && bytes < limit {
         let until = patience.deadline.min(Instant::now() + patience.idle);
-        let frame = match overdue::within(until, body.frame()).await {
+        let frame = match overdue::within(until, pin!(body.frame())).await {
             Err(_elapsed) => return Err(Cause::Timeout),
             Ok(None | Some(Err(_))) => return Err(Cause::Cut),
             Ok(Some(Ok(frame))) => frame,

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -219,7 +220,7 @@ impl Upstream {
     ) -> Result<Response<Incoming>, Cause> {
         let place = secure_place(request.uri()).map(str::to_owned);
         let until = tokio::time::Instant::now() + wait;
-        match overdue::within(until, self.exchange(request)).await {
+        match overdue::within(until, pin!(self.exchange(request))).await {
             Err(_elapsed) => Err(Cause::Timeout),
             Ok(Ok(response)) => {
                 if let Some(place) = place {

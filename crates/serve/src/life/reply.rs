@@ -1,5 +1,6 @@
 //! The client's reply, once a leg has been answered so far that it may begin.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -115,7 +116,7 @@ impl Life {
     /// Reads a reply that is no stream, so that one that breaks off can still be made good.
     pub(super) async fn read_whole(&self, body: Incoming) -> Result<Bytes, Cause> {
         let limit = self.router.settings.limits.max_reply_bytes.get();
-        overdue::within(self.patience.deadline, read(body, limit))
+        overdue::within(self.patience.deadline, pin!(read(body, limit)))
             .await
             .unwrap_or(Err(Cause::Timeout))
     }

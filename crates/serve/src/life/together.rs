@@ -4,6 +4,7 @@
 //! minutes: until the client's reply begins, a leg that fails ends the other one. From then on the KV
 //! has been handed over, and the prefill worker's answer is only drained.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -172,7 +173,7 @@ impl Life {
         };
         let until = self.patience.deadline.min((Instant::now() + wait).into());
         let leg = tokio::spawn(async move {
-            let leg = prefilling.run(uri, headers, leg.body, wait);
+            let leg = pin!(prefilling.run(uri, headers, leg.body, wait));
             overdue::within(until, leg).await.unwrap_or(Err(Cause::Timeout.into()))
         });
         Some(Partner { leg, went_well: None })
