@@ -109,23 +109,45 @@ impl Brain {
     pub fn decide(&mut self, ask: &Ask<'_>, now: Time) -> Result<Decision, NoPath> {
         let draws = Draws::new(&self.settings, &mut self.random);
         let mut slate = std::mem::take(&mut self.slate);
-        slate.fill(&self.seen(), &self.settings, ask, now);
-        let scene = self.scene(ask, &slate, draws, now);
-        let planned = plan(&scene).and_then(|plan| match hold::wait(&scene, &plan) {
+        let mut planned = self.plan(&mut slate, ask, draws, now, false);
+        if planned.as_ref().is_err_and(NoPath::is_for_now) {
+            planned = self.plan(&mut slate, ask, draws, now, true);
+        }
+        self.slate = slate;
+        match planned {
+            Ok(plan) => Ok(self.reserve(&plan, ask, now)),
+            Err(no_path) if no_path.is_for_now() => {
+                Err(hold::for_a_probe(&self.fleet, ask, now).unwrap_or(no_path))
+            }
+            Err(no_path) => Err(no_path),
+        }
+    }
+
+    /// The plan of a request, unless it is to wait; `in_need` as for [`Slate::fill`].
+    fn plan(
+        &self,
+        slate: &mut Slate,
+        ask: &Ask<'_>,
+        draws: Draws,
+        now: Time,
+        in_need: bool,
+    ) -> Result<Plan, NoPath> {
+        slate.fill(&self.seen(), &self.settings, ask, now, in_need);
+        let scene = self.scene(ask, slate, draws, now);
+        let plan = plan(&scene)?;
+        match hold::wait(&scene, &plan) {
             Some(hold::Held { again_in, late }) if ask.wait != Wait::Never => {
                 Err(NoPath::Held { again_in, late })
             }
             _ => Ok(plan),
-        });
-        self.slate = slate;
-        planned.map(|plan| self.reserve(&plan, ask, now))
+        }
     }
 
     /// What [`Brain::decide`] would answer, with everything that went into it; changes nothing.
     pub fn explain(&self, ask: &Ask<'_>, now: Time) -> Result<Record, NoPath> {
         let draws = Draws::new(&self.settings, &mut self.random.clone());
         let mut slate = Slate::default();
-        slate.fill(&self.seen(), &self.settings, ask, now);
+        slate.fill(&self.seen(), &self.settings, ask, now, false);
         let scene = self.scene(ask, &slate, draws, now);
         Ok(Record::new(&scene, &plan(&scene)?, &self.ledger))
     }
@@ -175,7 +197,7 @@ impl Brain {
 
     /// What the group can serve.
     pub fn can_serve(&self, now: Time) -> Readiness {
-        readiness(&self.fleet, self.settings.require_remote, now)
+        readiness(&self.fleet, &self.settings, now)
     }
 
     /// In plain words, what of the settings can never fire given the fleet.
@@ -247,9 +269,9 @@ impl Brain {
         let (ttft_seconds, itl_seconds) = self.follow(booking, plan, ask, now);
         for slot in prefill.filter(|_| !plan.prefilled).into_iter().chain([decode]) {
             if let Some(worker) = self.fleet.get_mut(slot) {
-                worker.health = worker.health.sent(booking);
+                worker.health = worker.health.sent(booking, now);
                 if prefill.is_some() {
-                    worker.handoffs = worker.handoffs.sent(booking);
+                    worker.handoffs = worker.handoffs.sent(booking, now);
                 }
             }
         }

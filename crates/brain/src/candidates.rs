@@ -7,6 +7,7 @@ use crate::ask::Ask;
 use crate::cost;
 use crate::demand::KvDemand;
 use crate::fleet::{Fleet, Held, Role, Slot, Worker};
+use crate::health::Health;
 use crate::ledger::{Ledger, Load};
 use crate::predict::{Outlook, Predictor};
 use crate::record::LeftOut;
@@ -53,16 +54,28 @@ pub(crate) struct Slate {
 }
 
 impl Slate {
-    /// Measures all workers for `ask`.
-    pub(crate) fn fill(&mut self, seen: &Seen<'_>, settings: &Settings, ask: &Ask<'_>, now: Time) {
+    /// Measures all workers for `ask`; with `in_need` also those that are to be left alone, if it is for
+    /// no other reason than that others can serve.
+    pub(crate) fn fill(
+        &mut self,
+        seen: &Seen<'_>,
+        settings: &Settings,
+        ask: &Ask<'_>,
+        now: Time,
+        in_need: bool,
+    ) {
+        let admits = |health: Health| match in_need {
+            true => health.admits_in_need(&settings.breaker, now),
+            false => health.admits(now),
+        };
         self.candidates.clear();
         let predicts = settings.predicts();
         for (slot, worker) in seen.fleet.iter() {
-            if left_out(slot, worker, ask, now).is_some() {
+            if left_out(slot, worker, ask, admits).is_some() {
                 continue;
             }
             let mut candidate = measure(slot, worker, seen.ledger.load(slot), settings, ask);
-            candidate.fetches &= worker.handoffs.admits(now);
+            candidate.fetches &= admits(worker.handoffs);
             if predicts {
                 candidate.outlook = seen.predictor.outlook_for(&candidate, ask, now);
             }
@@ -76,15 +89,20 @@ impl Slate {
 }
 
 /// Why a worker is not on the slate, if it is not.
-pub(crate) fn left_out(slot: Slot, worker: &Worker, ask: &Ask<'_>, now: Time) -> Option<LeftOut> {
+pub(crate) fn left_out(
+    slot: Slot,
+    worker: &Worker,
+    ask: &Ask<'_>,
+    admits: impl Fn(Health) -> bool,
+) -> Option<LeftOut> {
     if !is_eligible(slot, ask) {
         Some(LeftOut::NotEligible)
     } else if ask.tries.has_failed(slot) {
         Some(LeftOut::Failed)
     } else if worker.draining {
         Some(LeftOut::Draining)
-    } else if !worker.health.admits(now)
-        || worker.spec.role == Role::Prefill && !worker.handoffs.admits(now)
+    } else if !admits(worker.health)
+        || worker.spec.role == Role::Prefill && !admits(worker.handoffs)
     {
         Some(LeftOut::Unhealthy)
     } else {

@@ -114,6 +114,11 @@ impl NoPath {
         }
     }
 
+    /// Whether nobody can take it at present, and it does not wait for anybody.
+    pub(crate) const fn is_for_now(&self) -> bool {
+        !self.is_request_fault() && !matches!(self, NoPath::Held { .. })
+    }
+
     /// Whether the request itself is at fault (400); otherwise the fleet is (503) and another try may help.
     pub const fn is_request_fault(&self) -> bool {
         matches!(self, NoPath::NotDisaggregable | NoPath::WishRemote | NoPath::WishLocal)

@@ -170,11 +170,6 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Whether a request can be given to it.
-    pub(crate) fn takes_requests(&self, now: Time) -> bool {
-        !self.draining && self.health.admits(now)
-    }
-
     /// Takes note of what the engine reported; it counts until then.
     pub(crate) fn report(&mut self, reading: Reading, now: Time, until: Time) {
         let capacity_blocks = reading.capacity_blocks.or(self.reading.capacity_blocks);

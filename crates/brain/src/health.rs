@@ -1,6 +1,9 @@
 //! Whether a worker may be asked: a breaker over the outcome of legs and of health checks.
 //! 4xx never counts against a worker; 429 and 503 mean load, not failure.
-//! An open breaker lets one request through as a probe when its time has come.
+//! An open breaker lets one request through as a probe when its time has come; where nobody else can
+//! serve, that is sooner, and those that come meanwhile wait for what the probe tells.
+
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -9,11 +12,16 @@ use crate::ledger::BookingId;
 use crate::settings::BreakerSettings;
 use crate::time::Time;
 
+/// How long others wait for what a probe tells. One that hangs tells nothing for minutes.
+const PROBE_TELLS_WITHIN: Duration = Duration::from_secs(5);
+
 /// Something that was seen of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthEvent {
     /// A leg was answered well.
     Answered,
+    /// A leg's answer has begun as it should: enough for a probe, whose end may be minutes away.
+    Began,
     /// A leg failed. [`Cause::KvLoad`] is told of both workers of a hand-off.
     Failed(Cause),
     /// A hand-off served, told of both its workers.
@@ -32,7 +40,7 @@ pub(crate) enum Health {
     /// Left alone until a time, then asked once. `trips`: how often opened without being closed.
     Open { until: Time, trips: u32 },
     /// A request is on its way as the probe.
-    Probing { by: BookingId, trips: u32 },
+    Probing { by: BookingId, since: Time, trips: u32 },
     /// Health checks fail. `trips` as in `Open`, 0 if the breaker was closed.
     Down { trips: u32 },
 }
@@ -96,6 +104,23 @@ impl Health {
         }
     }
 
+    /// Whether a request may be sent though it is not time yet, because nobody else can take it: no
+    /// sooner than after the first time that a breaker is open.
+    pub(crate) fn admits_in_need(self, settings: &BreakerSettings, now: Time) -> bool {
+        match self {
+            Health::Open { until, trips } => {
+                let first = settings.open.min(settings.open_max);
+                until <= now.after(Health::open_for(trips, settings).saturating_sub(first))
+            }
+            other => other.admits(now),
+        }
+    }
+
+    /// Whether a probe is under way that may soon be answered.
+    pub(crate) fn is_being_probed(self, now: Time) -> bool {
+        matches!(self, Health::Probing { since, .. } if now.since(since) < PROBE_TELLS_WITHIN)
+    }
+
     pub(crate) fn condition(self) -> Condition {
         match self {
             Health::Closed { .. } => Condition::Up,
@@ -111,6 +136,7 @@ impl Health {
             HealthEvent::CheckPassed => self.check_passed(now),
             HealthEvent::CheckFailed => self.check_failed(settings),
             HealthEvent::Answered => self.leg_ended(Meaning::Well, settings, now),
+            HealthEvent::Began => self.began(settings),
             HealthEvent::Failed(cause) => self.leg_ended(cause.meaning(), settings, now),
             HealthEvent::HandedOver => self,
         }
@@ -134,9 +160,9 @@ impl Health {
 
     /// The health once a request is sent.
     #[must_use]
-    pub(crate) fn sent(self, by: BookingId) -> Health {
+    pub(crate) fn sent(self, by: BookingId, now: Time) -> Health {
         match self {
-            Health::Open { trips, .. } => Health::Probing { by, trips },
+            Health::Open { trips, .. } => Health::Probing { by, since: now, trips },
             Health::Closed { .. } | Health::Probing { .. } | Health::Down { .. } => self,
         }
     }
@@ -145,8 +171,21 @@ impl Health {
     #[must_use]
     pub(crate) fn over(self, booking: BookingId, now: Time) -> Health {
         match self {
-            Health::Probing { by, trips } if by == booking => Health::Open { until: now, trips },
+            Health::Probing { by, trips, .. } if by == booking => {
+                Health::Open { until: now, trips }
+            }
             _ => self,
+        }
+    }
+
+    /// A probe has shown that the worker is there. That it also finishes what it begins it has yet to show,
+    /// or the next failure opens the breaker again.
+    fn began(self, settings: &BreakerSettings) -> Health {
+        match self {
+            Health::Probing { .. } => {
+                Health::Closed { failures: settings.failures.saturating_sub(1), failed_checks: 0 }
+            }
+            other => other,
         }
     }
 
@@ -202,9 +241,12 @@ impl Health {
         }
     }
 
-    fn open(trips: u32, settings: &BreakerSettings, now: Time) -> Health {
+    fn open_for(trips: u32, settings: &BreakerSettings) -> Duration {
         let doublings = 2_u32.saturating_pow(trips.saturating_sub(1));
-        let span = settings.open.saturating_mul(doublings).min(settings.open_max);
-        Health::Open { until: now.after(span), trips }
+        settings.open.saturating_mul(doublings).min(settings.open_max)
+    }
+
+    fn open(trips: u32, settings: &BreakerSettings, now: Time) -> Health {
+        Health::Open { until: now.after(Health::open_for(trips, settings)), trips }
     }
 }

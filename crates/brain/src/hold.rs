@@ -7,10 +7,14 @@
 
 use std::time::Duration;
 
-use crate::ask::Wait;
+use crate::ask::{Ask, Wait};
+use crate::candidates::is_eligible;
+use crate::decision::NoPath;
+use crate::fleet::{Fleet, Slot, Worker};
 use crate::guards;
 use crate::plan::{Plan, Scene};
 use crate::settings::Admission;
+use crate::time::Time;
 
 /// A TTFT predicted beyond this share of its SLO is late: predictions are some percent off.
 const LATE_FROM: f64 = 0.9;
@@ -57,6 +61,21 @@ pub(crate) fn wait(scene: &Scene<'_>, plan: &Plan) -> Option<Held> {
     let behind = (scene.ask.wait == Wait::Behind).then_some(BUSY_AGAIN);
     let again_in = again_in.or(behind).filter(|_| hold_busy)?;
     Some(Held { again_in, late })
+}
+
+/// Whether a request that nobody can take is to wait for the answer to a probe: what a worker that works
+/// again is asked first tells that all others can come.
+pub(crate) fn for_a_probe(fleet: &Fleet, ask: &Ask<'_>, now: Time) -> Option<NoPath> {
+    if ask.wait == Wait::Never || !ask.tries.causes().is_empty() {
+        return None;
+    }
+    let probed = |(slot, worker): (Slot, &Worker)| {
+        let being_probed =
+            worker.health.is_being_probed(now) || worker.handoffs.is_being_probed(now);
+        being_probed && !worker.draining && is_eligible(slot, ask)
+    };
+    let held = NoPath::Held { again_in: BUSY_AGAIN, late: false };
+    fleet.iter().any(probed).then_some(held)
 }
 
 fn is_late(scene: &Scene<'_>, plan: &Plan, slo: f64) -> bool {

@@ -3,6 +3,8 @@
 use serde::Serialize;
 
 use crate::fleet::{Fleet, Role};
+use crate::health::Health;
+use crate::settings::Settings;
 use crate::time::Time;
 
 /// What a group can serve.
@@ -22,10 +24,16 @@ pub struct Readiness {
     pub unified_up: u16,
 }
 
-pub(crate) fn readiness(fleet: &Fleet, require_remote: bool, now: Time) -> Readiness {
+pub(crate) fn readiness(fleet: &Fleet, settings: &Settings, now: Time) -> Readiness {
+    let usual = counted(fleet, settings, |health| health.admits(now));
+    let in_need = |health: Health| health.admits_in_need(&settings.breaker, now);
+    Readiness { ready: usual.ready || counted(fleet, settings, in_need).ready, ..usual }
+}
+
+fn counted(fleet: &Fleet, settings: &Settings, admits: impl Fn(Health) -> bool) -> Readiness {
     let mut readiness = Readiness::default();
-    let takes = fleet.iter().map(|(_, worker)| worker).filter(|worker| worker.takes_requests(now));
-    for worker in takes {
+    let workers = fleet.iter().map(|(_, worker)| worker);
+    for worker in workers.filter(|worker| !worker.draining && admits(worker.health)) {
         readiness.local |= worker.spec.can_prefill_locally();
         match worker.spec.role {
             Role::Prefill => readiness.prefill_up += 1,
@@ -34,6 +42,6 @@ pub(crate) fn readiness(fleet: &Fleet, require_remote: bool, now: Time) -> Readi
         }
     }
     readiness.remote = readiness.prefill_up > 0 && readiness.decode_up > 0;
-    readiness.ready = readiness.remote || (readiness.local && !require_remote);
+    readiness.ready = readiness.remote || (readiness.local && !settings.require_remote);
     readiness
 }

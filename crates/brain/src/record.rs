@@ -194,7 +194,7 @@ impl CandidateRecord {
             slot,
             role: candidate.role,
             local_prefill: candidate.local,
-            left_out: left_out(slot, worker, scene.ask, scene.now)
+            left_out: left_out(slot, worker, scene.ask, |health| health.admits(scene.now))
                 .or(gated_out.then_some(LeftOut::Gate)),
             overlap_tokens: candidate.overlap,
             effective_isl_tokens: candidate.u,

@@ -500,7 +500,11 @@ async fn at_the_end_of_the_grace_period_what_still_runs_is_cut() {
     let mut fleet = Fleet::with(specs, json!({"shutdown": {"grace": "500ms"}})).await;
     let mut stream = Request::completion(&asked(1, 500, true)).open(fleet.addr()).await;
     stream.tokens(1).await;
+    let mut whole = Request::completion(&asked(2, 500, false)).open(fleet.addr()).await;
+    wait_for("both", async || (fleet.requests("d0").len() == 2).then_some(())).await;
     fleet.router.terminate();
+    assert_eq!(whole.head().await.status, 503);
+    assert!(whole.rest().await.error().contains("the router is shutting down"));
     let rest = stream.rest().await;
     assert!(!rest.cut && rest.text().contains("the router is shutting down"), "{rest:?}");
     assert!(!rest.text().contains("[DONE]"), "{rest:?}");

@@ -142,6 +142,10 @@ async fn a_4xx_never_counts_against_a_worker() {
         }
         assert_eq!(condition(&fleet, "p0").await, "up", "after {code}");
     }
+    let log = fleet.router.log();
+    let warns = |words: &str| log.lines().any(|it| it.contains("WARN") && it.contains(words));
+    assert!(warns("answered 401"), "that may be the router's own key");
+    assert!(!warns("answered 400") && !warns("answered 422"), "a client's mistakes are its own");
     fleet.set_faults("p0", Faults::default());
     assert_eq!(send(&fleet, 100).await.path(), "remote");
     fleet.assert_nothing_leaks().await;
@@ -294,5 +298,68 @@ async fn when_all_workers_are_gone_requests_are_refused_at_once_and_served_when_
     for seed in 30..36 {
         assert_eq!(send(&fleet, seed).await.status, 200);
     }
+    fleet.assert_nothing_leaks().await;
+}
+
+/// One worker, and a breaker that soon opens for long.
+async fn one(open_ms: u64) -> Fleet {
+    let open = format!("{open_ms}ms");
+    let breaker = json!({"failures": 1, "open": open, "open_max": "1h"});
+    let config = json!({"health": {"interval": "100ms"}, "routing": {"breaker": breaker}});
+    Fleet::with([unified("u0")], config).await
+}
+
+#[tokio::test]
+async fn after_an_outage_the_only_worker_is_asked_soon_and_the_log_stays_small() {
+    const OPEN_MS: u64 = 150;
+    const PROBES: usize = 7;
+    let fleet = one(OPEN_MS).await;
+    let began = Instant::now();
+    fleet.set_faults("u0", rule(Leg::Any, status(500)));
+    let mut seed = 0;
+    let mut next = async || {
+        seed += 1;
+        send(&fleet, seed).await.status
+    };
+    while fleet.requests("u0").len() < PROBES {
+        assert_eq!(next().await, 503);
+    }
+    fleet.set_faults("u0", Faults::default());
+    let healed = Instant::now();
+    while next().await != 200 {}
+    // Where others can serve, that many failures keep a worker away for longer.
+    let left_alone = Duration::from_millis(OPEN_MS << (PROBES - 1));
+    assert!(healed.elapsed() < left_alone / 2, "after {:?}", healed.elapsed());
+    let seconds = began.elapsed().as_secs() as usize + 1;
+    let log = fleet.router.log();
+    for line in ["the worker answered 500", "can take the request at present"] {
+        let lines = log.lines().filter(|it| it.contains("WARN") && it.contains(line)).count();
+        assert!((1..=seconds + 1).contains(&lines), "{lines} lines in {seconds} s: {line}");
+    }
+    fleet.assert_nothing_leaks().await;
+}
+
+#[tokio::test]
+async fn those_that_come_while_the_only_worker_is_probed_wait_until_its_answer_begins() {
+    const PAUSE_MS: u64 = 200;
+    const TOKENS: u32 = 60;
+    let fleet = one(200).await;
+    fleet.set_faults("u0", rule(Leg::Any, status(500)));
+    assert_eq!(send(&fleet, 1).await.status, 503);
+    fleet.set_faults("u0", rule(Leg::Any, Action::SlowTokens { delay_ms: PAUSE_MS }));
+    wait_until(async || if is_ready(&fleet).await { Ok(()) } else { Err("not yet".into()) }).await;
+    let (asked, began) = (completion(&prompt(2, 200), TOKENS, true), Instant::now());
+    let mut probe = Request::completion(&asked).open(fleet.addr()).await;
+    wait_for("the probe", async || (fleet.requests("u0").len() == 2).then_some(())).await;
+    let mut others = tokio::task::JoinSet::new();
+    for seed in 10..30 {
+        let (addr, body) = (fleet.addr(), completion(&prompt(seed, 200), 2, false));
+        others.spawn(async move { Request::completion(&body).send(addr).await.0.status });
+    }
+    assert_eq!(others.join_all().await, [200; 20]);
+    let lasts = Duration::from_millis(PAUSE_MS * u64::from(TOKENS));
+    assert!(began.elapsed() < lasts, "they waited for the probe's end");
+    assert_eq!(probe.head().await.status, 200);
+    fleet.assert_streamed_as_alone("/v1/completions", &asked, &probe.rest().await).await;
     fleet.assert_nothing_leaks().await;
 }

@@ -179,6 +179,7 @@ async fn a_router_is_explained_by_tls_to_who_trusts_its_authority() {
     let told = command::run(&["explain", "--url", &url, "-"], &[], &body);
     assert_eq!(told.code, Some(1), "{told:?}");
     assert!(told.err.contains("cannot be reached by TLS"), "{told:?}");
+    assert!(told.err.contains("PEM file in `--ca`"), "{told:?}");
     let told = command::run(&["explain", "--url", &url, "--ca", "/nowhere", "-"], &[], &body);
     assert!(told.code == Some(1) && told.err.contains("\"/nowhere\""), "{told:?}");
 }

@@ -1,5 +1,6 @@
 //! Paths to answers. Everything with a `model` in its body goes to a worker; the rest is here.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, Request, header};
@@ -39,6 +40,9 @@ const PASSED_ON: [&str; 16] = [
     "/v2/rerank",
 ];
 
+/// Most headers of a request: what goes to an engine has some more, and servers take a hundred.
+const MAX_HEADERS: usize = 90;
+
 /// Answers one request.
 pub(crate) async fn answer(
     router: Arc<Router>,
@@ -48,6 +52,9 @@ pub(crate) async fn answer(
     if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
         // As RFC 9112 has it: of two, others on the way may have gone by either.
         return Refusal::new(400, "a request has one Host header, this one has more").reply();
+    }
+    if request.headers().len() > MAX_HEADERS {
+        return Refusal::new(431, format!("a request has at most {MAX_HEADERS} headers")).reply();
     }
     answer_at(router, serves, request).await
 }
@@ -105,12 +112,12 @@ async fn answer_at(router: Arc<Router>, serves: Serves, request: Request<Incomin
     if head.method != Method::POST {
         return wrong_method(&Method::POST);
     }
-    let Some(known) = known else { return life::serve(router, api, head, body).await };
+    let Some(known) = known else { return served(router, api, head, body).await };
     let key = known.name().to_owned();
     let reply = match known.enter() {
         Ok(client) => {
             head.extensions.insert(Arc::new(client));
-            life::serve(Arc::clone(&router), api, head, body).await
+            served(Arc::clone(&router), api, head, body).await
         }
         Err((limit, refusal)) => {
             report::limit(&router, limit);
@@ -119,6 +126,25 @@ async fn answer_at(router: Arc<Router>, serves: Serves, request: Request<Incomin
     };
     report::by_key(&router, key, reply.status().as_u16());
     reply
+}
+
+/// Serves a request; what has no answer at the end of the grace period is told so.
+async fn served(
+    router: Arc<Router>,
+    api: Api,
+    head: http::request::Parts,
+    body: Incoming,
+) -> Reply {
+    let ending = Arc::clone(&router);
+    let endpoint = report::endpoint(&head.uri);
+    let serving = pin!(life::serve(router, api, head, body));
+    tokio::select! {
+        biased;
+        reply = serving => reply,
+        () = ending.cut_off.cancelled() => {
+            report::refused(&ending, endpoint, None, &report::cut_off())
+        }
+    }
 }
 
 /// Whether the bearer may see and change the router's state. Where clients have keys, their port does not

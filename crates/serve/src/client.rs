@@ -72,7 +72,11 @@ pub async fn explain(to: Target<'_>, body: Vec<u8>) -> Result<(u16, Bytes), Clie
     let head = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
     let answer = upstream.post(uri.clone(), head, Bytes::from(body), WAIT).await;
     let response = answer.map_err(|cause| match upstream.trouble(&uri) {
-        Some(trouble) => ClientError::Trust { url: url.to_owned(), trouble },
+        // What names the authorities here is another thing than of a worker.
+        Some(trouble) => {
+            let trouble = trouble.replace("`upstream.tls.ca`", "`--ca`");
+            ClientError::Trust { url: url.to_owned(), trouble }
+        }
         None => failed(cause),
     })?;
     let status = response.status().as_u16();

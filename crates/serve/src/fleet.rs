@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use http::{HeaderMap, HeaderValue, Uri, header};
@@ -20,6 +19,7 @@ use pointsman_wire::discovery::Version;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Clock;
 use crate::headers;
 use crate::hold::Hold;
 use crate::mark::Marks;
@@ -35,22 +35,6 @@ const VLLM_CHAT_TAKES_IDS: Version = Version(0, 28, 0);
 
 /// Worker ranks of one group at most.
 pub(crate) const MAX_RANKS: usize = 4096;
-
-/// The process's monotonic clock, as the brain counts time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
-    origin: Instant,
-}
-
-impl Clock {
-    pub(crate) fn start() -> Clock {
-        Clock { origin: Instant::now() }
-    }
-
-    pub(crate) fn now(self) -> Time {
-        Time(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-}
 
 /// One engine endpoint.
 #[derive(Debug)]
@@ -68,6 +52,8 @@ pub(crate) struct Worker {
     pub(crate) marks: Marks,
     host: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
+    /// What is said of it in the log.
+    pub(crate) complaints: Sparing,
 }
 
 /// What a worker has told of itself.
@@ -110,6 +96,7 @@ impl Worker {
             marks: Marks::new(slots.len()),
             host: headers::host(&settings.url),
             authorization: settings.api_key.as_ref().and_then(headers::bearer),
+            complaints: Sparing::default(),
             settings,
             slots,
             learned: ArcSwap::from_pointee(learned),

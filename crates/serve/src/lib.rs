@@ -14,6 +14,7 @@ mod calibration;
 mod capabilities;
 mod check;
 pub mod client;
+mod clock;
 mod error;
 mod events;
 mod fleet;

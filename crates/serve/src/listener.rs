@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use hyper::server::conn::http1;
@@ -28,6 +28,9 @@ use crate::{api, report};
 
 /// How long accepting rests when the process has no descriptors left.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
+
+/// The least time between two lines of the log that say so.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// hyper's own lower bound on a connection's read buffer.
 const MIN_BUFFER_BYTES: usize = 8192;
@@ -129,6 +132,7 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
         .max_header_size(head_bytes)
         .max_buf_size(head_bytes.max(MIN_BUFFER_BYTES));
     let connections = GracefulShutdown::new();
+    let mut told: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             () = door.closes(&router) => break,
@@ -139,7 +143,10 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
                 spawn(&router, &door, &http, stream, connections.watcher());
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                if told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    told = Some(Instant::now());
+                }
                 tokio::time::sleep(ACCEPT_REST).await;
             }
         }

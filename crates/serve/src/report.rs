@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use pointsman_brain::{Decision as Decided, FirstToken, Flag, Ladder, NoPath, Signal as Missing};
+use pointsman_brain::{
+    Cause, Decision as Decided, FirstToken, Flag, Ladder, Leg, NoPath, Signal as Missing,
+};
 
 use crate::error::{Refusal, Reply};
 use crate::fleet::{Group, Rank};
@@ -224,6 +226,23 @@ fn failed(status: u16, what: &str, life: &Life, ladder: &Ladder) -> Refusal {
     }
     complain(life, &message);
     Refusal::new(status, message)
+}
+
+/// Says in the log that a leg failed, of each worker once a second. What a client is refused for is none of
+/// the worker's doing, but for the key that the router itself sends.
+pub(crate) fn leg_failed(group: &Group, leg: Leg, rank: &Rank, cause: Cause) {
+    let (model, worker, leg) = (group.name(), rank.worker.name(), leg.as_str());
+    let clients = cause.is_client_error() && !matches!(cause, Cause::Status(401 | 403));
+    let turn = if clients { None } else { rank.worker.complaints.turn(group.now()) };
+    match turn {
+        Some(unwritten) => tracing::warn!(model, worker, leg, unwritten, "the worker {cause}"),
+        None => tracing::debug!(model, worker, leg, "the worker {cause}"),
+    }
+}
+
+/// The refusal of a request that has no answer yet at the end of the grace period.
+pub(crate) fn cut_off() -> Refusal {
+    Refusal::new(503, "the router is shutting down; send the request again")
 }
 
 /// Says in the log what became of a request, once a second: when all workers are gone, it is the same of

@@ -39,6 +39,8 @@ const SLOT_BYTES: u64 = 1 << 30;
 pub(crate) enum RestoreError {
     #[error("{0}")]
     Http(Cause),
+    #[error("{0}")]
+    Trust(String),
     #[error("it answered {status}: {body}")]
     Status { status: u16, body: String },
     #[error("it took longer than `kv.restore_timeout`")]
@@ -108,7 +110,10 @@ async fn ask(
     let response = match upstream.open(uri, head, restore.timeout).await {
         Ok(response) => response,
         Err(Cause::Timeout) => return Err(RestoreError::Late),
-        Err(cause) => return Err(RestoreError::Http(cause)),
+        Err(cause) => {
+            let trouble = upstream.trouble(&restore.from).map(RestoreError::Trust);
+            return Err(trouble.unwrap_or(RestoreError::Http(cause)));
+        }
     };
     let status = response.status().as_u16();
     let mut stream =

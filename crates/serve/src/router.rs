@@ -41,6 +41,8 @@ pub(crate) struct Router {
     pub(crate) served: CancellationToken,
     draining: AtomicBool,
     cutting: AtomicBool,
+    /// Cancelled at that moment.
+    pub(crate) cut_off: CancellationToken,
 }
 
 impl Router {
@@ -67,6 +69,7 @@ impl Router {
             served: CancellationToken::new(),
             draining: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
+            cut_off: CancellationToken::new(),
             settings,
             fleet,
         })
@@ -93,6 +96,7 @@ impl Router {
     /// Ends the grace period.
     pub(crate) fn cut(&self) {
         self.cutting.store(true, Ordering::Relaxed);
+        self.cut_off.cancel();
     }
 
     /// Adds every worker that the configuration names, and starts with what a snapshot says of them.

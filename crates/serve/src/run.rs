@@ -75,6 +75,7 @@ impl Run {
         if let Some(first) = self.booking.first_token() {
             report::first_token(&self.work, &self.decision, self.worker(), &first);
         }
+        health(&self.work.group, &self.rank, HealthEvent::Began);
         self.last_token = Some(now);
         self.tokens = tokens;
         let path = ByPath { path: self.decision.path.as_str() };
@@ -132,12 +133,7 @@ pub(crate) fn answered(group: &Group, rank: &Rank) {
 pub(crate) fn failed(router: &Router, group: &Group, leg: Leg, rank: &Rank, cause: Cause) {
     let labels = LegFailure { leg: leg.as_str(), cause: cause.as_str() };
     router.metrics.leg_failures.get_or_create(&labels).inc();
-    tracing::warn!(
-        model = group.name(),
-        worker = rank.worker.name(),
-        leg = leg.as_str(),
-        "the worker {cause}"
-    );
+    report::leg_failed(group, leg, rank, cause);
     health(group, rank, HealthEvent::Failed(cause));
 }
 
@@ -170,5 +166,7 @@ pub(crate) fn health(group: &Group, rank: &Rank, event: HealthEvent) {
             to = ?change.to,
             "a worker's health changed"
         );
+        // Those that wait may wait for this one.
+        group.hold.released();
     }
 }

@@ -10,7 +10,8 @@ use pointsman_config::{Model, Settings, UpstreamTls};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::fleet::{AddError, Clock, Fleet, Group};
+use crate::clock::Clock;
+use crate::fleet::{AddError, Fleet, Group};
 use crate::listener::Door;
 use crate::prompt::Tokenizer;
 use crate::restore::{self, Snapshot};

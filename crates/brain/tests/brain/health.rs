@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pointsman_brain::{
     Ask, Brain, BreakerSettings, Cause, Condition, Decision, End, HealthChange, HealthEvent,
-    NoPath, Path, Policy, Rule, Settings, Slot, Time,
+    NoPath, Path, Policy, Rule, Settings, Slot, Time, Wait,
 };
 
 use crate::fleets::*;
@@ -44,7 +44,7 @@ fn ask_at(brain: &mut Brain, now: Time) -> Result<Decision, NoPath> {
 }
 
 fn admits(brain: &Brain, now: Time) -> bool {
-    brain.can_serve(now).ready
+    brain.can_serve(now).unified_up > 0
 }
 
 fn millis(millis: u64) -> Time {
@@ -150,6 +150,69 @@ fn the_wait_doubles_also_when_the_probe_is_settled_before_it_is_observed() {
     fail(&mut brain, Cause::Timeout, millis(1000));
     assert!(!admits(&brain, millis(2999)));
     assert!(admits(&brain, millis(3000)));
+}
+
+#[test]
+fn where_nobody_else_can_serve_a_worker_is_asked_after_the_first_wait_again() {
+    let in_vain = |brain: &mut Brain| {
+        trip(brain, NOW);
+        let probe = ask_at(brain, millis(1000)).unwrap();
+        fail(brain, Cause::Status(500), millis(1000));
+        brain.settle(probe.booking, End::Failed, millis(1000));
+    };
+    let mut alone = one();
+    in_vain(&mut alone);
+    assert!(ask_at(&mut alone, millis(1999)).is_err() && !alone.can_serve(millis(1999)).ready);
+    assert!(!admits(&alone, millis(2000)) && alone.can_serve(millis(2000)).ready);
+    assert_eq!(ask_at(&mut alone, millis(2000)).unwrap().decode, D);
+    // With another one it is not needed, and left alone for as long as it is to be.
+    let mut beside = one();
+    in_vain(&mut beside);
+    beside.add(Slot(1), unified(), NOW);
+    for now in [2000, 2999] {
+        assert_eq!(ask_at(&mut beside, millis(now)).unwrap().decode, Slot(1));
+    }
+}
+
+#[test]
+fn those_that_come_while_a_probe_is_out_wait_for_what_it_tells() {
+    let tries = fresh();
+    let ask = |wait| Ask { wait, ..Ask::new(10, &[], &tries) };
+    let mut brain = one();
+    trip(&mut brain, NOW);
+    assert_eq!(brain.decide(&ask(Wait::IfNeeded), millis(500)), Err(NoPath::NoDecode));
+    let probe = brain.decide(&ask(Wait::IfNeeded), millis(1000)).unwrap();
+    let waits = |brain: &mut Brain, now| {
+        matches!(brain.decide(&ask(Wait::IfNeeded), now), Err(NoPath::Held { late: false, .. }))
+    };
+    assert!(waits(&mut brain, millis(1000)) && waits(&mut brain, millis(5999)));
+    // Who may not wait is told at once, and so are all when the probe says nothing.
+    assert_eq!(brain.decide(&ask(Wait::Never), millis(1000)), Err(NoPath::NoDecode));
+    assert_eq!(brain.decide(&ask(Wait::IfNeeded), millis(6000)), Err(NoPath::NoDecode));
+    // In vain, the next one has to wait too.
+    fail(&mut brain, Cause::Timeout, millis(6000));
+    brain.settle(probe.booking, End::Failed, millis(6000));
+    assert_eq!(brain.decide(&ask(Wait::IfNeeded), millis(6001)), Err(NoPath::NoDecode));
+}
+
+#[test]
+fn a_probe_whose_answer_begins_lets_others_in_and_the_next_failure_keeps_them_out() {
+    let mut brain = one();
+    trip(&mut brain, NOW);
+    ask_at(&mut brain, millis(1000)).unwrap();
+    let change = HealthChange { from: Condition::Tripped, to: Condition::Up };
+    assert_eq!(brain.observe(D, HealthEvent::Began, millis(1001)), Some(change));
+    assert!(ask_at(&mut brain, millis(1001)).is_ok());
+    assert_eq!(brain.observe(D, HealthEvent::Began, millis(1002)), None);
+    let change = HealthChange { from: Condition::Up, to: Condition::Tripped };
+    assert_eq!(fail(&mut brain, Cause::Cut, millis(1003)), Some(change));
+    // Of one that is in use it says nothing: what it begins it has to finish.
+    let mut brain = one();
+    for now in 0..3 {
+        brain.observe(D, HealthEvent::Began, millis(now));
+        fail(&mut brain, Cause::Cut, millis(now));
+    }
+    assert_eq!(condition(&brain), Condition::Tripped);
 }
 
 #[test]
