@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Uri, header};
+use http::Uri;
 use pointsman_brain::Cause;
 use pointsman_config::{Secret, UpstreamTls};
 
@@ -68,8 +68,7 @@ pub async fn explain(to: Target<'_>, body: Vec<u8>) -> Result<(u16, Bytes), Clie
     let failed = |cause| ClientError::Failed { url: url.to_owned(), cause };
     let trust = tls::client(&UpstreamTls { ca, identity: None })?;
     let upstream = Upstream::new(0, Duration::from_secs(1), WAIT, trust);
-    let key = key.as_ref().and_then(headers::bearer);
-    let head = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
+    let head = headers::bearing(key.as_ref());
     let answer = upstream.post(uri.clone(), head, Bytes::from(body), WAIT).await;
     let response = answer.map_err(|cause| match upstream.trouble(&uri) {
         // What names the authorities here is another thing than of a worker.

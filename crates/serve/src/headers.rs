@@ -37,6 +37,12 @@ pub(crate) fn bearer(key: &Secret) -> Option<HeaderValue> {
     Some(value)
 }
 
+/// The head of a request that shows a key, if there is one.
+pub(crate) fn bearing(key: Option<&Secret>) -> HeaderMap {
+    let value = key.and_then(bearer);
+    value.map(|value| (header::AUTHORIZATION, value)).into_iter().collect()
+}
+
 /// The host of a URL as a client that is there names it.
 pub(crate) fn host(url: &Uri) -> Option<HeaderValue> {
     let host = url.host()?;

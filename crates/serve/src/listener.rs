@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use hyper::server::conn::http1;
@@ -22,15 +22,14 @@ use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
+use crate::clock::Clock;
 use crate::router::Router;
+use crate::sparing::Sparing;
 use crate::tls::{self, TlsError};
 use crate::{api, report};
 
 /// How long accepting rests when the process has no descriptors left.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
-
-/// The least time between two lines of the log that say so.
-const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// hyper's own lower bound on a connection's read buffer.
 const MIN_BUFFER_BYTES: usize = 8192;
@@ -132,7 +131,7 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
         .max_header_size(head_bytes)
         .max_buf_size(head_bytes.max(MIN_BUFFER_BYTES));
     let connections = GracefulShutdown::new();
-    let mut told: Option<Instant> = None;
+    let (clock, complaints) = (Clock::start(), Sparing::default());
     loop {
         let accepted = tokio::select! {
             () = door.closes(&router) => break,
@@ -143,9 +142,8 @@ pub(crate) async fn serve(router: Arc<Router>, door: Arc<Door>, listener: TcpLis
                 spawn(&router, &door, &http, stream, connections.watcher());
             }
             Err(error) => {
-                if told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    told = Some(Instant::now());
+                if let Some(unwritten) = complaints.turn(clock.now()) {
+                    tracing::warn!(%error, unwritten, "a connection could not be accepted");
                 }
                 tokio::time::sleep(ACCEPT_REST).await;
             }

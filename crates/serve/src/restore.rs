@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use http::{Uri, header};
+use http::Uri;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use pointsman_brain::Cause;
@@ -105,8 +105,7 @@ async fn ask(
         .parse()
         .map_err(|_| RestoreError::Form("its URL is none"))?;
     let upstream = Upstream::new(0, restore.timeout, restore.timeout, tls);
-    let key = restore.api_key.as_ref().and_then(headers::bearer);
-    let head = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
+    let head = headers::bearing(restore.api_key.as_ref());
     let response = match upstream.open(uri, head, restore.timeout).await {
         Ok(response) => response,
         Err(Cause::Timeout) => return Err(RestoreError::Late),
